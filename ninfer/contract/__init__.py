@@ -1,0 +1,1 @@
+"""Types, protocols and errors that cross a folder; standard library and NumPy only."""

@@ -1,0 +1,141 @@
+"""Conversations and generation settings as Gateway and CLI hand them to the Frontend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias
+
+from ninfer.contract.generation import GenerationRequest
+from ninfer.contract.prompt import PreparedPrompt
+
+Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPart:
+    """A picture or video of a message; `data` is the acquired file."""
+
+    kind: Literal["image", "video"]
+    data: bytes = field(repr=False)
+
+
+ContentPart: TypeAlias = TextPart | MediaPart
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call an assistant turn made. `arguments` is an object, or the raw text when it is none."""
+
+    name: str
+    arguments: Mapping[str, Any] | str
+    call_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One turn. Parts join without a separator; no parts means empty text."""
+
+    role: Role
+    content: tuple[ContentPart, ...] = ()
+    reasoning_content: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.content if isinstance(part, TextPart))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPrompt:
+    """A conversation to render.
+
+    tools             OpenAI tool objects, given to the template as they are
+    template_kwargs   extra template variables (enable_thinking, ...)
+    continue_final_message   the last assistant turn is left open and continued
+    """
+
+    messages: tuple[ChatMessage, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationParams:
+    """What one request asks for; None means "not asked". Values are already range-checked.
+
+    temperature .. repetition_penalty   as SamplingParams; top_k -1 and 0 = off
+    max_tokens          None or larger than the context: the rest of the context
+    stop                non-empty stop strings
+    ignore_eos          do not end at the model's EOS tokens (stop_token_ids still end)
+    stop_in_reasoning   stop strings also match inside reasoning
+    split_reasoning     False: everything is content (raw-text endpoints)
+    timeout_s           deadline for the whole request from submit on
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int | None = None
+    top_logprobs: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_string: bool = False
+    skip_special_tokens: bool = True
+    stop_in_reasoning: bool = False
+    split_reasoning: bool = True
+    timeout_s: float | None = None
+
+
+class Frontend(Protocol):
+    """Text and tokens of one model. Long work runs in threads; nothing here touches the device."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def has_tokenizer(self) -> bool: ...
+
+    @property
+    def has_chat_template(self) -> bool: ...
+
+    async def prepare_chat(self, chat: ChatPrompt) -> PreparedPrompt:
+        """Render and tokenise. Raises RequestError: invalid_template, invalid_prompt,
+        unsupported_value (media), tokenizer_unavailable."""
+
+    async def render_chat(self, chat: ChatPrompt) -> str:
+        """The text `prepare_chat` tokenises."""
+
+    async def prepare_text(self, text: str) -> PreparedPrompt:
+        """Raw text; special tokens in it are parsed. Raises RequestError."""
+
+    def prepare_ids(self, token_ids: tuple[int, ...]) -> PreparedPrompt:
+        """Ids as they are; invalid_value when empty or outside the vocabulary."""
+
+    def build_request(
+        self, request_id: str, prompt: PreparedPrompt, params: GenerationParams, *, now: float
+    ) -> GenerationRequest:
+        """Resolve defaults (request > options > generation_config > neutral), draw a seed if none
+        was given and create the output session. `now` is the Engine's clock for `timeout_s`."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The token's own bytes; b"" for an id without a text or without a tokenizer."""
+
+    def token_text(self, token_id: int) -> str:
+        """`token_bytes` decoded with replacement."""

@@ -1,0 +1,124 @@
+"""Model units: what the Program asks an executor to run, and what it gives back.
+
+A unit reads StateImages and KV pages of its rows and writes the pages behind the frontier and one
+*new* StateImage slot a row (never the one it reads): until the Program commits, nothing that was
+there before has changed, so abort is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from ninfer.contract.arrays import Float32Array, IntArray
+from ninfer.contract.sampling import DrawPurpose, GeneratedToken, SamplingParams
+
+PAGE_TOKENS: Final = 64
+"""Tokens a KV page holds."""
+ROOT_SLOT: Final = 0
+"""The StateImage slot of the empty sequence: all zeros, never written."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleRow:
+    """How to choose the token at one position.
+
+    position           cache ordinal of the token to be chosen (keys the random numbers)
+    generated_ids, generated_counts   [m] int32 distinct generated tokens and how often, ascending
+    prompt_ids         [p] int32 distinct prompt tokens, ascending (for the repetition penalty)
+    suppressed_ids     tokens that may not be drawn at this position
+    The arrays are empty when `params.counts_tokens` is false.
+    """
+
+    params: SamplingParams
+    position: int
+    generated_ids: IntArray
+    generated_counts: IntArray
+    prompt_ids: IntArray
+    suppressed_ids: tuple[int, ...] = ()
+    purpose: DrawPurpose = DrawPurpose.TARGET
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnitRow:
+    """One sequence's part of a unit: T inputs at cache ordinals [start, start + T).
+
+    token_ids    [T] int32
+    positions    [3, T] int32 rotary positions, or None: the cache ordinals on all axes
+    page_table   [p] int32 page ids, p * PAGE_TOKENS >= start + T
+    read_slot    StateImage before the inputs (ROOT_SLOT at start 0)
+    write_slot   StateImage after the inputs; differs from read_slot
+    sample       how to choose the token after the last input, or None: no logits are needed
+    """
+
+    token_ids: IntArray
+    start: int
+    page_table: IntArray
+    read_slot: int
+    write_slot: int
+    positions: IntArray | None = None
+    sample: SampleRow | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowOutput:
+    """What one row produced. `token` is None when none was asked for or logits were not finite."""
+
+    token: GeneratedToken | None
+    is_finite: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Solved once at start by the planner; all of it is allocated before the first request.
+
+    max_concurrency   lanes
+    max_context       most tokens of one sequence
+    num_pages         KV pages
+    num_slots         StateImage slots, ROOT_SLOT included
+    prefill_chunk     most tokens of a prefill unit
+    """
+
+    max_concurrency: int
+    max_context: int
+    num_pages: int
+    num_slots: int
+    prefill_chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes behind a Capacity, for `info` and the log."""
+
+    capacity: Capacity
+    weights_bytes: int
+    kv_bytes: int
+    state_bytes: int
+    workspace_bytes: int
+    budget_bytes: int
+    detail: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights_bytes + self.kv_bytes + self.state_bytes + self.workspace_bytes
+
+
+class Executor(Protocol):
+    """Runs units one at a time over memory it allocated at start."""
+
+    @property
+    def name(self) -> str:
+        """`cpu` or `cuda`."""
+
+    async def prefill(self, row: UnitRow) -> RowOutput:
+        """Run one sequence's next inputs (T >= 1). Raises DeviceError."""
+
+    async def decode(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
+        """Run one input of each row (T == 1 each). A row's result never depends on its mates."""
+
+    async def score(self, row: UnitRow) -> Float32Array:
+        """Like prefill, but returns the logits of every input: [T, V] float32."""
+
+    def close(self) -> None:
+        """Release everything; idempotent. No call may be in flight."""

@@ -1,0 +1,1 @@
+"""Source checkpoints and artifacts as model sources, and the artifact writer."""

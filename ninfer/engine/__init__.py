@@ -1,0 +1,1 @@
+"""One worker task: order, budgets, commit and publication of requests."""

@@ -1,0 +1,1 @@
+"""HTTP: protocols, errors and connection life. Decides nothing about order or memory."""

@@ -1,0 +1,1 @@
+"""CUDA sources and the library that compiles, caches and hands them out."""

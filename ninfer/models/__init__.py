@@ -1,0 +1,1 @@
+"""Per architecture: configuration, logical parameters and layer schedule."""

@@ -1,0 +1,1 @@
+"""One Op a module: contract, NumPy reference, device launch."""

@@ -1,0 +1,270 @@
+"""Flags, environment names, defaults, units and help: the one place for all of them.
+
+Each options class is a frozen dataclass; every field is declared with `option(...)`. A value comes
+from the flag, else from the environment (`NINFER_` + the field name in capitals), else the default:
+
+    parser = argparse.ArgumentParser(); add_options(parser, EngineOptions)
+    options = read_options(EngineOptions, parser.parse_args(), os.environ)   # OptionError
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from ninfer.contract.errors import OptionError
+
+ENVIRONMENT_PREFIX: Final = "NINFER_"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class OptionSpec:
+    """How one field is parsed and described. `parse` raises ValueError with a readable text."""
+
+    help: str
+    parse: Callable[[str], Any]
+    metavar: str | None
+    choices: tuple[str, ...] | None
+    is_switch: bool
+
+
+def parse_int(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is not a whole number") from None
+        if value < minimum or (maximum is not None and value > maximum):
+            limit = f"at least {minimum}" if maximum is None else f"{minimum} to {maximum}"
+            raise ValueError(f"{value} is out of range ({limit})")
+        return value
+
+    return parse
+
+
+def parse_float(minimum: float, maximum: float = float("inf")) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is not a number") from None
+        if not minimum <= value <= maximum:
+            raise ValueError(f"{value:g} is out of range ({minimum:g} to {maximum:g})")
+        return value
+
+    return parse
+
+
+_BYTE_UNITS: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+
+
+def parse_bytes(text: str) -> int:
+    """`512MiB`, `2g`, `1048576`; binary units."""
+    lowered = text.strip().lower().removesuffix("ib").removesuffix("b")
+    number = lowered.rstrip("kmgt")
+    unit = lowered[len(number) :]
+    try:
+        value = int(float(number) * _BYTE_UNITS[unit])
+    except (ValueError, KeyError, OverflowError):
+        raise ValueError(f"{text!r} is not a size (examples: 512MiB, 2GiB)") from None
+    if value <= 0:
+        raise ValueError("a size must be positive")
+    return value
+
+
+def parse_bool(text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered in {"1", "true", "yes", "on"}:
+        return True
+    if lowered in {"0", "false", "no", "off", ""}:
+        return False
+    raise ValueError(f"{text!r} is neither on nor off")
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    parse: Callable[[str], Any] = str,
+    metavar: str | None = None,
+    choices: tuple[str, ...] | None = None,
+) -> Any:
+    """Declare one field of an options class. A bool default makes a `--name/--no-name` switch."""
+    is_switch = isinstance(default, bool)
+    spec = OptionSpec(help, parse_bool if is_switch else parse, metavar, choices, is_switch)
+    return field(default=default, metadata={"option": spec})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How a model is loaded and run."""
+
+    executor: str = option(
+        "auto",
+        "where the model runs; auto takes a usable NVIDIA GPU, else the CPU",
+        choices=("auto", "cpu", "cuda"),
+    )
+    max_concurrency: int = option(
+        8, "sequences that run at once (lanes)", parse=parse_int(1, 256), metavar="N"
+    )
+    max_pending: int | None = option(
+        None,
+        "requests that may wait for a lane; default 4 per lane, at least 16",
+        parse=parse_int(0, 1_000_000),
+        metavar="N",
+    )
+    max_context: int | None = option(
+        None,
+        "most tokens of one sequence, prompt and output; default what the model was trained for,"
+        " lowered to what memory allows",
+        parse=parse_int(1, 16_777_216),
+        metavar="TOKENS",
+    )
+    memory_budget: int | None = option(
+        None,
+        "bytes for weights, KV pages and states together (512MiB, 2GiB);"
+        " default what the running lanes can use, within half of the free memory",
+        parse=parse_bytes,
+        metavar="SIZE",
+    )
+    prefill_chunk: int = option(
+        256, "most prompt tokens computed between two decode steps",
+        parse=parse_int(1, 1_048_576), metavar="TOKENS",
+    )  # fmt: skip
+    queue_timeout: float = option(
+        120.0, "longest wait for a lane, in seconds", parse=parse_float(0.0, 86_400.0), metavar="S"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingOptions:
+    """Generation defaults; they win over the model's generation_config, requests win over them."""
+
+    temperature: float | None = option(
+        None, "0 = greedy, at most 2", parse=parse_float(0.0, 2.0), metavar="X"
+    )
+    top_k: int | None = option(
+        None, "only the k best tokens; 0 = off", parse=parse_int(-1, 2**31 - 1), metavar="N"
+    )
+    top_p: float | None = option(
+        None, "smallest set of tokens with this mass", parse=parse_float(0.0, 1.0), metavar="X"
+    )
+    min_p: float | None = option(
+        None, "drop tokens below this share of the best one",
+        parse=parse_float(0.0, 1.0), metavar="X",
+    )  # fmt: skip
+    presence_penalty: float | None = option(
+        None, "-2 to 2, over generated tokens", parse=parse_float(-2.0, 2.0), metavar="X"
+    )
+    frequency_penalty: float | None = option(
+        None, "-2 to 2, over generated tokens", parse=parse_float(-2.0, 2.0), metavar="X"
+    )
+    repetition_penalty: float | None = option(
+        None, "above 0, at most 10; 1 = off", parse=parse_float(1e-6, 10.0), metavar="X"
+    )
+    seed: int | None = option(
+        None, "64-bit seed; default a new one for every request",
+        parse=parse_int(-(2**63), 2**63 - 1), metavar="N",
+    )  # fmt: skip
+    max_tokens: int | None = option(
+        None, "most tokens of an answer; default the rest of the context",
+        parse=parse_int(0, 16_777_216), metavar="N",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """The HTTP server."""
+
+    host: str = option("127.0.0.1", "address to listen on")
+    port: int = option(
+        8080, "port to listen on; 0 = any free one", parse=parse_int(0, 65_535), metavar="PORT"
+    )
+    model_name: str | None = option(
+        None, "name in /v1/models and answers; default the model's own", metavar="NAME"
+    )
+    strict_model: bool = option(False, "answer 404 to requests that name another model")
+    max_request_mib: int = option(
+        64, "largest request body in MiB", parse=parse_int(1, 4096), metavar="N"
+    )
+    max_connections: int = option(
+        1024, "open connections at once", parse=parse_int(1, 1_000_000), metavar="N"
+    )
+    drain_grace: float = option(
+        5.0, "seconds after SIGTERM in which new requests are still taken",
+        parse=parse_float(0.0, 3600.0), metavar="S",
+    )  # fmt: skip
+    drain_timeout: float = option(
+        120.0, "seconds after SIGTERM in which running requests may finish",
+        parse=parse_float(0.0, 86_400.0), metavar="S",
+    )  # fmt: skip
+    log_level: str = option(
+        "info", "what is logged to stderr", choices=("debug", "info", "warning", "error")
+    )
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def environment_name_of(name: str) -> str:
+    return ENVIRONMENT_PREFIX + name.upper()
+
+
+def specs_of(cls: type[Any]) -> dict[str, OptionSpec]:
+    """Field name -> spec, in declaration order."""
+    return {item.name: item.metadata["option"] for item in dataclasses.fields(cls)}
+
+
+def add_options(parser: argparse.ArgumentParser, cls: type[Any]) -> None:
+    """Add one flag a field. Values stay text; `read_options` parses them, so errors look alike."""
+    group = parser.add_argument_group((cls.__doc__ or "").strip().rstrip("."))
+    for item in dataclasses.fields(cls):
+        spec: OptionSpec = item.metadata["option"]
+        text = f"{spec.help} [{environment_name_of(item.name)}{_default_text(item.default)}]"
+        text = text.replace("%", "%%")
+        flag = flag_of(item.name)
+        if spec.is_switch:
+            group.add_argument(
+                flag, dest=item.name, action=argparse.BooleanOptionalAction, default=None, help=text
+            )
+        else:
+            metavar = spec.metavar or (None if spec.choices else item.name.upper())
+            group.add_argument(
+                flag, dest=item.name, choices=spec.choices, metavar=metavar, help=text
+            )
+
+
+def read_options(cls: type[T], arguments: argparse.Namespace, environ: Mapping[str, str]) -> T:
+    """Build `cls` from parsed flags and the environment. Raises OptionError naming the source."""
+    values: dict[str, Any] = {}
+    for name, spec in specs_of(cls).items():
+        given = getattr(arguments, name, None)
+        if given is not None:
+            values[name] = given if spec.is_switch else _parse(spec, flag_of(name), given)
+            continue
+        text = environ.get(environment_name_of(name))
+        if text is not None:
+            values[name] = _parse(spec, environment_name_of(name), text)
+    return cls(**values)
+
+
+def _parse(spec: OptionSpec, source: str, text: str) -> Any:
+    if spec.choices is not None and text not in spec.choices:
+        raise OptionError(source, f"{text!r} is not one of {', '.join(spec.choices)}")
+    try:
+        return spec.parse(text)
+    except ValueError as error:
+        raise OptionError(source, str(error)) from None
+
+
+def _default_text(default: Any) -> str:
+    if default is None:
+        return ""
+    if isinstance(default, bool):
+        return f", default {'on' if default else 'off'}"
+    return f", default {default}"

@@ -1,0 +1,1 @@
+"""The only physical authority: pages, StateImages, transactions and execution."""

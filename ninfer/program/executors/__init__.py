@@ -1,0 +1,1 @@
+"""Executors run planned units: cpu (NumPy references) and cuda (kernels)."""

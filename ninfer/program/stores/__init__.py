@@ -1,0 +1,1 @@
+"""Identifier stores (pages, StateImage slots, lanes); they hold no tensor data."""
