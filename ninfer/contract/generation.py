@@ -230,3 +230,14 @@ class GenerationEngine(Protocol):
 
     def now(self) -> float:
         """The clock of `deadline_s` (seconds, monotonic)."""
+
+    def close_admission(self) -> None:
+        """From now on `submit` raises Unavailable (`server_draining`). Idempotent."""
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Close admission and wait until nothing is outstanding; after `timeout_s` end the rest
+        with Failed(`server_draining`). True when all finished by themselves."""
+
+    async def aclose(self) -> None:
+        """End everything still running with Failed(`engine_unavailable`), stop the worker and
+        close the Program. Idempotent."""

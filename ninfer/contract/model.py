@@ -213,3 +213,15 @@ class ModelSource(Protocol):
         A tied `lm_head` is not yielded. Raises ModelFileError for checksums and non-finite
         weights.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What clients are told about the served model. `created_s` is seconds since the epoch."""
+
+    name: str
+    architecture: str
+    max_context: int
+    created_s: int
+    fingerprint: str
+    """`fp_` and a hash of weights and engine settings; the `system_fingerprint` of answers."""
