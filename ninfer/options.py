@@ -13,11 +13,13 @@ import argparse
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from ninfer.contract.errors import OptionError
 
 ENVIRONMENT_PREFIX: Final = "NINFER_"
+NO_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType({})
 T = TypeVar("T")
 
 
@@ -93,8 +95,11 @@ def option(
     metavar: str | None = None,
     choices: tuple[str, ...] | None = None,
 ) -> Any:
-    """Declare one field of an options class. A bool default makes a `--name/--no-name` switch."""
-    is_switch = isinstance(default, bool)
+    """Declare one field of an options class.
+
+    A bool default, or None with `parse_bool`, makes a `--name/--no-name` switch.
+    """
+    is_switch = isinstance(default, bool) or parse is parse_bool
     spec = OptionSpec(help, parse_bool if is_switch else parse, metavar, choices, is_switch)
     return field(default=default, metadata={"option": spec})
 
@@ -207,6 +212,79 @@ class ServeOptions:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatOptions:
+    """The conversation."""
+
+    system: str | None = option(None, "system prompt; default none", metavar="TEXT")
+    think: bool | None = option(
+        None, "let the model think before it answers; default as its template does",
+        parse=parse_bool,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """One answer."""
+
+    prompt: str | None = option(
+        None, "the prompt; - reads it from stdin, which is the default in a pipe", metavar="TEXT"
+    )
+    messages: str | None = option(
+        None,
+        'JSON file with OpenAI messages, a list or {"messages": [...]}; - reads stdin',
+        metavar="FILE",
+    )
+    raw: bool = option(
+        False, "feed the prompt as it is, without the chat template; special tokens are parsed"
+    )
+    timeout: float | None = option(
+        None, "longest time for the answer, in seconds; default no limit",
+        parse=parse_float(0.001, 86_400.0), metavar="S",
+    )  # fmt: skip
+    json: bool = option(False, "print one JSON object instead of streaming text")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreOptions:
+    """What is scored."""
+
+    text: str | None = option(
+        None, "UTF-8 text file; special tokens in it are parsed; - reads stdin", metavar="FILE"
+    )
+    ids: str | None = option(
+        None, "JSON file with a list of token ids; - reads stdin", metavar="FILE"
+    )
+    window: int | None = option(
+        None, "tokens scored from one empty state; default the context, at most 4096",
+        parse=parse_int(1, 16_777_216), metavar="TOKENS",
+    )  # fmt: skip
+    stride: int | None = option(
+        None, "tokens from one window's start to the next; default half a window",
+        parse=parse_int(1, 16_777_216), metavar="TOKENS",
+    )  # fmt: skip
+    logits: str | None = option(
+        None, "also write the logits, float32 [tokens, vocabulary] under the key `logits`",
+        metavar="OUT.npz",
+    )  # fmt: skip
+    json: bool = option(False, "print one JSON object, with the NLL of every token")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InfoOptions:
+    """How the description is printed."""
+
+    json: bool = option(False, "print one JSON object instead of a table")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvertOptions:
+    """What is written."""
+
+    out: str | None = option(None, "the artifact to write; needed", metavar="FILE.ninfer")
+    force: bool = option(False, "replace the file if it exists")
+
+
 def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
@@ -220,12 +298,18 @@ def specs_of(cls: type[Any]) -> dict[str, OptionSpec]:
     return {item.name: item.metadata["option"] for item in dataclasses.fields(cls)}
 
 
-def add_options(parser: argparse.ArgumentParser, cls: type[Any]) -> None:
-    """Add one flag a field. Values stay text; `read_options` parses them, so errors look alike."""
+def add_options(
+    parser: argparse.ArgumentParser, cls: type[Any], defaults: Mapping[str, Any] = NO_DEFAULTS
+) -> None:
+    """Add one flag a field. Values stay text; `read_options` parses them, so errors look alike.
+
+    `defaults` are a command's own, where they differ from those of the class.
+    """
     group = parser.add_argument_group((cls.__doc__ or "").strip().rstrip("."))
     for item in dataclasses.fields(cls):
         spec: OptionSpec = item.metadata["option"]
-        text = f"{spec.help} [{environment_name_of(item.name)}{_default_text(item.default)}]"
+        default = defaults.get(item.name, item.default)
+        text = f"{spec.help} [{environment_name_of(item.name)}{_default_text(default)}]"
         text = text.replace("%", "%%")
         flag = flag_of(item.name)
         if spec.is_switch:
@@ -233,27 +317,33 @@ def add_options(parser: argparse.ArgumentParser, cls: type[Any]) -> None:
                 flag, dest=item.name, action=argparse.BooleanOptionalAction, default=None, help=text
             )
         else:
-            metavar = spec.metavar or (None if spec.choices else item.name.upper())
-            group.add_argument(
-                flag, dest=item.name, choices=spec.choices, metavar=metavar, help=text
-            )
+            metavar = spec.metavar or item.name.upper()
+            if spec.choices is not None:
+                metavar = "{" + ",".join(spec.choices) + "}"
+            group.add_argument(flag, dest=item.name, metavar=metavar, help=text)
 
 
-def read_options(cls: type[T], arguments: argparse.Namespace, environ: Mapping[str, str]) -> T:
+def read_options(
+    cls: type[T],
+    arguments: argparse.Namespace,
+    environ: Mapping[str, str],
+    defaults: Mapping[str, Any] = NO_DEFAULTS,
+) -> T:
     """Build `cls` from parsed flags and the environment. Raises OptionError naming the source."""
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = dict(defaults)
     for name, spec in specs_of(cls).items():
         given = getattr(arguments, name, None)
         if given is not None:
-            values[name] = given if spec.is_switch else _parse(spec, flag_of(name), given)
+            values[name] = given if spec.is_switch else parse_value(spec, flag_of(name), given)
             continue
         text = environ.get(environment_name_of(name))
         if text is not None:
-            values[name] = _parse(spec, environment_name_of(name), text)
+            values[name] = parse_value(spec, environment_name_of(name), text)
     return cls(**values)
 
 
-def _parse(spec: OptionSpec, source: str, text: str) -> Any:
+def parse_value(spec: OptionSpec, source: str, text: str) -> Any:
+    """One option's value from text; OptionError names `source` (flag, variable or setting)."""
     if spec.choices is not None and text not in spec.choices:
         raise OptionError(source, f"{text!r} is not one of {', '.join(spec.choices)}")
     try:
