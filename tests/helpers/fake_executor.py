@@ -1,0 +1,329 @@
+"""FakeExecutor: a deterministic pseudo-model that remembers as little as a real one.
+
+The "StateImage" of a slot is a rolling hash of the tokens fed so far; the "KV" of a page is one
+hash a token. A token is chosen from the hash of the slot, of all KV read back through the page
+table, and of everything in the SampleRow. So a wrong page table, slot, start, position, count, a
+lost commit or a stale state changes tokens, and `expected_tokens` (the same function computed from
+the plain token list) tells.
+
+    executor = FakeExecutor(vocab_size, capacity)
+    executor.faults[3] = Fault("device_error")        # the fourth call fails
+    executor.gate = asyncio.Event()                   # calls wait until it is set
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ninfer.contract.arrays import Float32Array, IntArray
+from ninfer.contract.errors import DeviceError, OpContractError
+from ninfer.contract.prompt import PreparedPrompt
+from ninfer.contract.sampling import GeneratedToken, SamplingParams, TokenLogprobs
+from ninfer.contract.units import (
+    PAGE_TOKENS,
+    ROOT_SLOT,
+    Capacity,
+    RowOutput,
+    SampleRow,
+    UnitRow,
+)
+
+_MASK = 2**64 - 1
+_POISON = 0xDEAD_BEEF_0BAD_F00D
+
+HashArray = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What happens at one call instead of a result.
+
+    device_error   pages behind the frontier and write slots hold garbage, DeviceError is raised
+    non_finite     `rows` come back with is_finite False, their write slots hold garbage
+    """
+
+    kind: Literal["device_error", "non_finite"]
+    rows: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call as it arrived: `num_tokens` inputs in each of `num_rows` rows."""
+
+    kind: Literal["prefill", "decode", "score"]
+    num_rows: int
+    num_tokens: int
+
+
+class FakeExecutor:
+    """Implements the contract's Executor.
+
+    faults       what to do at the n-th call (from 0; prefill, decode and score count alike)
+    gate         when set to an Event, every call waits for it
+    calls        all calls so far
+    is_running   a call is in flight
+    """
+
+    def __init__(self, vocab_size: int, capacity: Capacity, *, delay_s: float = 0.0) -> None:
+        self.vocab_size = vocab_size
+        self.delay_s = delay_s
+        self.faults: dict[int, Fault] = {}
+        self.gate: asyncio.Event | None = None
+        self.calls: list[Call] = []
+        self.is_running = False
+        self.is_closed = False
+        self._pages: HashArray = np.full((capacity.num_pages, PAGE_TOKENS), _POISON, np.uint64)
+        self._slots = [_POISON] * capacity.num_slots
+        self._slots[ROOT_SLOT] = 0
+
+    @property
+    def name(self) -> str:
+        return "cpu"
+
+    async def prefill(self, row: UnitRow) -> RowOutput:
+        with self._call("prefill", (row,)) as fault:
+            await self._wait()
+            return self._run((row,), fault)[0]
+
+    async def decode(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
+        with self._call("decode", rows) as fault:
+            if any(row.token_ids.shape[0] != 1 or row.sample is None for row in rows):
+                raise OpContractError("a decode row has one input and a sample")
+            await self._wait()
+            return self._run(rows, fault)
+
+    async def score(self, row: UnitRow) -> Float32Array:
+        with self._call("score", (row,)) as fault:
+            await self._wait()
+            self._run((row,), fault)
+            if fault is not None:
+                return np.full((row.token_ids.shape[0], self.vocab_size), np.nan, np.float32)
+            return self._row_logits(row)
+
+    def close(self) -> None:
+        if self.is_running:
+            raise OpContractError("closed while a call is in flight")
+        self.is_closed = True
+
+    @contextmanager
+    def _call(
+        self, kind: Literal["prefill", "decode", "score"], rows: tuple[UnitRow, ...]
+    ) -> Iterator[Fault | None]:
+        if self.is_closed or self.is_running:
+            raise OpContractError("a call on a closed or busy executor")
+        fault = self.faults.get(len(self.calls))
+        self.calls.append(Call(kind, len(rows), sum(row.token_ids.shape[0] for row in rows)))
+        self._check_rows(rows)
+        self.is_running = True
+        try:
+            yield fault
+        finally:
+            self.is_running = False
+
+    async def _wait(self) -> None:
+        await asyncio.sleep(self.delay_s)
+        if self.gate is not None:
+            await self.gate.wait()
+
+    def _check_rows(self, rows: tuple[UnitRow, ...]) -> None:
+        pages = [int(page) for row in rows for page in row.page_table]
+        slots = [row.write_slot for row in rows] + [row.read_slot for row in rows]
+        if len(set(pages)) != len(pages) or not set(pages) <= set(range(len(self._pages))):
+            raise OpContractError(f"pages {pages} are shared or out of range")
+        owned = [slot for slot in slots if slot != ROOT_SLOT]
+        if len(set(owned)) != len(owned) or not set(slots) <= set(range(len(self._slots))):
+            raise OpContractError(f"slots {slots} are shared or out of range")
+        for row in rows:
+            stop = row.start + row.token_ids.shape[0]
+            if row.write_slot == ROOT_SLOT or row.page_table.shape[0] * PAGE_TOKENS < stop:
+                raise OpContractError("a row writes the root or has too few pages")
+            if row.token_ids.shape[0] < 1 or row.token_ids.dtype != np.int32:
+                raise OpContractError("a row has no inputs, or not int32 ones")
+            if (row.read_slot == ROOT_SLOT) != (row.start == 0):
+                raise OpContractError("the root is the state before the first input only")
+
+    def _run(self, rows: tuple[UnitRow, ...], fault: Fault | None) -> tuple[RowOutput, ...]:
+        if fault is not None and fault.kind == "device_error":
+            for row in rows:
+                self._spoil(row)
+            raise DeviceError("injected device error")
+        outputs = [self._run_row(row) for row in rows]
+        if fault is not None:
+            for index in set(fault.rows) & set(range(len(rows))):
+                self._spoil(rows[index])
+                outputs[index] = RowOutput(None, is_finite=False)
+        return tuple(outputs)
+
+    def _run_row(self, row: UnitRow) -> RowOutput:
+        ordinals = _ordinals_of(row)
+        self._write_kv(row, _kv_of(row.token_ids, row.positions, ordinals))
+        state = _plain_state(self._slots[row.read_slot], row.token_ids.tolist(), row.start)
+        self._slots[row.write_slot] = state
+        if row.sample is None:
+            return RowOutput(None)
+        return RowOutput(_choose(state, _kv_hash(self._read_kv(row)), row.sample, self.vocab_size))
+
+    def _row_logits(self, row: UnitRow) -> Float32Array:
+        state, kv, logits = self._slots[row.read_slot], self._read_kv(row), []
+        for ordinal, token_id in enumerate(row.token_ids.tolist(), row.start):
+            state = _next_state(state, token_id, ordinal)
+            logits.append(_logits(state, _kv_hash(kv[: ordinal + 1]), self.vocab_size))
+        return np.stack(logits)
+
+    def _spoil(self, row: UnitRow) -> None:
+        self._write_kv(row, np.full(row.token_ids.shape[0], _POISON, np.uint64))
+        self._slots[row.write_slot] = _POISON
+
+    def _write_kv(self, row: UnitRow, values: HashArray) -> None:
+        ordinals = _ordinals_of(row)
+        self._pages[row.page_table[ordinals // PAGE_TOKENS], ordinals % PAGE_TOKENS] = values
+
+    def _read_kv(self, row: UnitRow) -> HashArray:
+        """All KV up to the row's last input: [start + T]."""
+        stop = row.start + row.token_ids.shape[0]
+        flat: HashArray = self._pages[row.page_table].reshape(-1)
+        return flat[:stop]
+
+
+def expected_tokens(
+    prompt: PreparedPrompt,
+    sampling: SamplingParams,
+    num_tokens: int,
+    vocab_size: int,
+    *,
+    min_tokens: int = 0,
+    suppressed_ids: tuple[int, ...] = (),
+) -> list[int]:
+    """The first `num_tokens` tokens FakeExecutor generates for this request, whatever the pages,
+    slots, chunks and batch mates."""
+    token_ids = prompt.token_ids.tolist()
+    generated: list[int] = []
+    state = _plain_state(0, token_ids, 0)
+    for _ in range(num_tokens):
+        sample = SampleRow(
+            params=sampling,
+            position=len(token_ids),
+            generated_ids=_distinct(sampling, generated),
+            generated_counts=_multiplicities(sampling, generated),
+            prompt_ids=_distinct(sampling, prompt.token_ids.tolist()),
+            suppressed_ids=suppressed_ids if len(generated) < min_tokens else (),
+        )
+        kv = _plain_kv(prompt, token_ids)
+        generated.append(_choose(state, kv, sample, vocab_size).token_id)
+        state = _next_state(state, generated[-1], len(token_ids))
+        token_ids.append(generated[-1])
+    return generated
+
+
+def expected_logits(prompt: PreparedPrompt, vocab_size: int) -> Float32Array:
+    """What FakeExecutor's score calls return for the whole prompt: [n, V]."""
+    token_ids = prompt.token_ids.tolist()
+    state, logits = 0, []
+    for ordinal, token_id in enumerate(token_ids):
+        state = _next_state(state, token_id, ordinal)
+        logits.append(_logits(state, _plain_kv(prompt, token_ids[: ordinal + 1]), vocab_size))
+    return np.stack(logits)
+
+
+def _plain_state(state: int, token_ids: list[int], start: int) -> int:
+    for ordinal, token_id in enumerate(token_ids, start):
+        state = _next_state(state, token_id, ordinal)
+    return state
+
+
+def _plain_kv(prompt: PreparedPrompt, token_ids: list[int]) -> int:
+    """The KV hash after `token_ids`, from the list alone."""
+    num_tokens, num_prompt = len(token_ids), prompt.num_tokens
+    rotary = np.tile(np.arange(num_tokens, dtype=np.int32), (3, 1))
+    rotary[:, num_prompt:] += np.int32(prompt.rope_delta)
+    if prompt.positions is not None:
+        rotary[:, :num_prompt] = prompt.positions[:, :num_tokens]
+    ordinals = np.arange(num_tokens)
+    return _kv_hash(_kv_of(np.array(token_ids, dtype=np.int32), rotary, ordinals))
+
+
+def _distinct(sampling: SamplingParams, token_ids: Sequence[int]) -> IntArray:
+    counted = token_ids if sampling.counts_tokens else ()
+    return np.array(sorted(set(counted)), dtype=np.int32)
+
+
+def _multiplicities(sampling: SamplingParams, token_ids: Sequence[int]) -> IntArray:
+    distinct = _distinct(sampling, token_ids).tolist()
+    return np.array([token_ids.count(token_id) for token_id in distinct], dtype=np.int32)
+
+
+def _ordinals_of(row: UnitRow) -> NDArray[np.int64]:
+    return np.arange(row.start, row.start + row.token_ids.shape[0])
+
+
+def _kv_of(
+    token_ids: IntArray, positions: IntArray | None, ordinals: NDArray[np.int64]
+) -> HashArray:
+    """One hash a token of id, rotary positions and ordinal."""
+    rotary = np.tile(ordinals, (3, 1)) if positions is None else positions.astype(np.int64)
+    values = _mix_array(token_ids.astype(np.uint64))
+    for axis in rotary:
+        values = _mix_array(values ^ axis.astype(np.uint64))
+    return _mix_array(values ^ ordinals.astype(np.uint64))
+
+
+def _kv_hash(values: HashArray) -> int:
+    """Depends on every value and its place."""
+    places = np.arange(1, values.shape[0] + 1, dtype=np.uint64)
+    return int(np.bitwise_xor.reduce(_mix_array(values + _mix_array(places))))
+
+
+def _next_state(state: int, token_id: int, ordinal: int) -> int:
+    return _mix(state ^ _mix((ordinal << 32) + token_id + 1))
+
+
+def _choose(state: int, kv: int, sample: SampleRow, vocab_size: int) -> GeneratedToken:
+    choice = _mix(state ^ _mix(kv ^ _mix(sample.position)))
+    if not sample.params.is_greedy:
+        choice = _mix(choice ^ _mix(sample.params.seed & _MASK))
+    for array in (sample.generated_ids, sample.generated_counts, sample.prompt_ids):
+        for value in (array.shape[0], *array.tolist()):
+            choice = _mix(choice ^ value)
+    token_id = choice % vocab_size
+    while token_id in sample.suppressed_ids:
+        token_id = (token_id + 1) % vocab_size
+    return GeneratedToken(token_id, _logprobs(choice, token_id, sample.params, vocab_size))
+
+
+def _logprobs(
+    choice: int, token_id: int, params: SamplingParams, vocab_size: int
+) -> TokenLogprobs | None:
+    if params.top_logprobs is None:
+        return None
+    best = -(1 + choice % 1000) / 1000
+    top = tuple(
+        ((token_id + rank) % vocab_size, best - rank) for rank in range(params.top_logprobs)
+    )
+    return TokenLogprobs(best, top)
+
+
+def _logits(state: int, kv: int, vocab_size: int) -> Float32Array:
+    words = _mix_array(np.arange(vocab_size, dtype=np.uint64) ^ np.uint64(_mix(state ^ kv)))
+    return (words >> np.uint64(40)).astype(np.float32)
+
+
+def _mix(word: int) -> int:
+    """splitmix64's output function."""
+    word = (word + 0x9E37_79B9_7F4A_7C15) & _MASK
+    word = ((word ^ (word >> 30)) * 0xBF58_476D_1CE4_E5B9) & _MASK
+    word = ((word ^ (word >> 27)) * 0x94D0_49BB_1331_11EB) & _MASK
+    return word ^ (word >> 31)
+
+
+def _mix_array(words: HashArray) -> HashArray:
+    words = words + np.uint64(0x9E37_79B9_7F4A_7C15)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)
+    return words ^ (words >> np.uint64(31))
