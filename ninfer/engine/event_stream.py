@@ -1,0 +1,96 @@
+"""EventStream: the buffer between the worker and one consumer.
+
+The worker never waits for a consumer. Output that was not fetched yet is merged into one Progress,
+so a slow consumer holds at most Admitted, one Progress and the terminal event: no more memory than
+the answer itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from itertools import groupby
+
+from ninfer.contract.errors import InvariantError
+from ninfer.contract.generation import (
+    Admitted,
+    Event,
+    Failed,
+    Finished,
+    OutputDelta,
+    Progress,
+    Usage,
+)
+
+
+class EventStream:
+    """One writer (`push`), one reader (`next`), both on the same loop."""
+
+    def __init__(self) -> None:
+        self._admitted: Admitted | None = None
+        self._deltas: list[OutputDelta] = []
+        self._usage: Usage | None = None
+        self._terminal: Finished | Failed | None = None
+        self._has_ended = False
+        self._is_closed = False
+        self._wake = asyncio.Event()
+
+    def push(self, event: Event) -> None:
+        """Add an event; a second terminal event, or any after it, is an InvariantError."""
+        if self._has_ended:
+            raise InvariantError(f"{type(event).__name__} after the terminal event")
+        self._has_ended = isinstance(event, Finished | Failed)
+        if self._is_closed:
+            return
+        match event:
+            case Admitted():
+                self._admitted = event
+            case Progress():
+                self._deltas.extend(event.deltas)
+                self._usage = event.usage
+            case Finished() | Failed():
+                self._terminal = event
+        self._wake.set()
+
+    async def next(self) -> Event | None:
+        """The next event; None when there will be no more."""
+        while (event := self._take()) is None:
+            if self._has_ended or self._is_closed:
+                return None
+            self._wake.clear()
+            await self._wake.wait()
+        return event
+
+    def close(self) -> None:
+        """The reader has gone: forget what is buffered and drop what follows. Idempotent."""
+        self._is_closed = True
+        self._admitted = None
+        self._usage = None
+        self._terminal = None
+        self._deltas.clear()
+        self._wake.set()
+
+    def _take(self) -> Event | None:
+        if self._admitted is not None:
+            admitted, self._admitted = self._admitted, None
+            return admitted
+        if self._usage is not None:
+            progress = Progress(merge_deltas(self._deltas), self._usage)
+            self._deltas, self._usage = [], None
+            return progress
+        terminal, self._terminal = self._terminal, None
+        return terminal
+
+
+def merge_deltas(deltas: Iterable[OutputDelta]) -> tuple[OutputDelta, ...]:
+    """Join neighbours of one channel; text and tokens keep their order."""
+    merged: list[OutputDelta] = []
+    for channel, group in groupby(deltas, key=lambda delta: delta.channel):
+        parts = list(group)
+        if len(parts) == 1:
+            merged.append(parts[0])
+            continue
+        text = "".join(part.text for part in parts)
+        tokens = tuple(token for part in parts for token in part.tokens)
+        merged.append(OutputDelta(channel, text, tokens))
+    return tuple(merged)

@@ -1,0 +1,88 @@
+"""EngineMetrics: counters and sums since the start. The worker writes, everyone may read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ninfer.contract.errors import NInferError, NonFiniteLogits
+from ninfer.contract.generation import FinishReason, Timings
+
+_DURATION_WEIGHT = 0.1
+_MIN_RETRY_S = 1.0
+_MAX_RETRY_S = 60.0
+
+
+class Outcome(Enum):
+    """How a request that was accepted by `submit` ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+def outcome_of(reason: FinishReason) -> Outcome:
+    match reason:
+        case FinishReason.STOP_TOKEN | FinishReason.STOP_STRING:
+            return Outcome.STOP
+        case FinishReason.OUTPUT_LIMIT | FinishReason.CONTEXT_CAPACITY:
+            return Outcome.LENGTH
+        case FinishReason.CANCELLED:
+            return Outcome.CANCELLED
+
+
+@dataclass(slots=True)
+class EngineMetrics:
+    """Times are sums in seconds, to be divided by the count beside them.
+
+    requests_total        by outcome
+    requests_rejected     `submit` raised Unavailable or RequestError
+    prompt_tokens_total, completion_tokens_total   committed
+    queue_s_total / num_admitted, ttft_s_total / num_first_tokens   ttft includes the queue
+    decode_rows_total / num_decode_units   mean batch size
+    request_s_mean        smoothed duration of requests that ran to their end
+    """
+
+    requests_total: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
+    requests_rejected: int = 0
+    prompt_tokens_total: int = 0
+    completion_tokens_total: int = 0
+    num_admitted: int = 0
+    queue_s_total: float = 0.0
+    num_first_tokens: int = 0
+    ttft_s_total: float = 0.0
+    num_prefill_units: int = 0
+    num_decode_units: int = 0
+    decode_rows_total: int = 0
+    non_finite_rows_total: int = 0
+    request_s_mean: float | None = None
+
+    def note_admitted(self, queue_s: float) -> None:
+        self.num_admitted += 1
+        self.queue_s_total += queue_s
+
+    def note_first_token(self, ttft_s: float) -> None:
+        self.num_first_tokens += 1
+        self.ttft_s_total += ttft_s
+
+    def note_finished(self, reason: FinishReason, timings: Timings) -> None:
+        outcome = outcome_of(reason)
+        self.requests_total[outcome] += 1
+        if outcome is Outcome.CANCELLED:
+            return
+        running_s = timings.total_s - timings.queue_s
+        if self.request_s_mean is None:
+            self.request_s_mean = running_s
+        else:
+            self.request_s_mean += _DURATION_WEIGHT * (running_s - self.request_s_mean)
+
+    def note_failed(self, error: NInferError) -> None:
+        self.requests_total[Outcome.ERROR] += 1
+        if isinstance(error, NonFiniteLogits):
+            self.non_finite_rows_total += 1
+
+    def retry_after_s(self, num_lanes: int) -> float:
+        """Estimated time until one of `num_lanes` busy lanes frees, 1 to 60 s."""
+        mean_s = self.request_s_mean or 0.0
+        return min(max(mean_s / num_lanes, _MIN_RETRY_S), _MAX_RETRY_S)

@@ -1,0 +1,97 @@
+"""What a request must be to enter the queue, and the output budget that follows from it.
+
+A prompt may fill the context only when no output is asked for: at least one output token must fit
+unless max_tokens is 0. Larger budgets than the rest of the context are cut to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ninfer.contract.errors import RequestError
+from ninfer.contract.generation import FinishReason, GenerationRequest
+from ninfer.contract.units import Capacity
+
+
+@dataclass(frozen=True, slots=True)
+class OutputBudget:
+    """Most output tokens (0 = prefill only), why the last one ends the request, and the pages the
+    whole sequence may come to occupy."""
+
+    num_tokens: int
+    reason: FinishReason
+    worst_case_pages: int
+
+
+def check_request(
+    request: GenerationRequest,
+    *,
+    capacity: Capacity,
+    vocab_size: int,
+    pages_needed: Callable[[int], int],
+) -> OutputBudget:
+    """Raises RequestError: invalid_prompt, invalid_value, context_length_exceeded."""
+    _check_token_ids(request, vocab_size)
+    _check_values(request, vocab_size)
+    _check_length(request, capacity.max_context)
+    prompt_tokens = request.prompt.num_tokens
+    rest = capacity.max_context - prompt_tokens
+    num_tokens = min(request.max_tokens, rest)
+    is_cut = request.max_tokens > rest
+    pages = pages_needed(prompt_tokens + num_tokens)
+    if pages > capacity.num_pages:
+        raise RequestError(
+            "context_length_exceeded",
+            f"{prompt_tokens} prompt tokens and {num_tokens} output tokens need {pages} pages of"
+            f" cache memory, but there are only {capacity.num_pages}. Ask for fewer tokens."
+            " [context_length_exceeded]",
+            "messages",
+        )
+    reason = FinishReason.CONTEXT_CAPACITY if is_cut else FinishReason.OUTPUT_LIMIT
+    return OutputBudget(num_tokens, reason, pages)
+
+
+def _check_token_ids(request: GenerationRequest, vocab_size: int) -> None:
+    token_ids = request.prompt.token_ids
+    if token_ids.size == 0:
+        raise RequestError("invalid_prompt", "the prompt has no tokens", "prompt")
+    lowest, highest = int(token_ids.min()), int(token_ids.max())
+    if lowest < 0 or highest >= vocab_size:
+        bad_id = lowest if lowest < 0 else highest
+        raise RequestError(
+            "invalid_prompt",
+            f"token id {bad_id} is outside the vocabulary (0 to {vocab_size - 1})",
+            "prompt",
+        )
+
+
+def _check_values(request: GenerationRequest, vocab_size: int) -> None:
+    if request.max_tokens < 0:
+        raise RequestError(
+            "invalid_value", f"max_tokens is {request.max_tokens}, at least 0", "max_tokens"
+        )
+    for token_id, _ in request.sampling.logit_bias:
+        if not 0 <= token_id < vocab_size:
+            raise RequestError(
+                "invalid_value",
+                f"token id {token_id} is outside the vocabulary (0 to {vocab_size - 1})",
+                "logit_bias",
+            )
+
+
+def _check_length(request: GenerationRequest, max_context: int) -> None:
+    prompt_tokens = request.prompt.num_tokens
+    max_prompt_tokens = max_context - (1 if request.max_tokens > 0 else 0)
+    if prompt_tokens <= max_prompt_tokens:
+        return
+    # Only a prompt that exactly fills the context is held against the shorter limit, so that the
+    # numbers in the sentence stay true.
+    limit = max_context if prompt_tokens > max_context else max_prompt_tokens
+    raise RequestError(
+        "context_length_exceeded",
+        f"This model's maximum context length is {max_context} tokens. However, your request has"
+        f" {prompt_tokens} prompt tokens (prompt is too long: {prompt_tokens} tokens > {limit}"
+        " maximum). Please reduce the length of the messages. [context_length_exceeded]",
+        "messages",
+    )

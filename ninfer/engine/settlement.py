@@ -1,0 +1,75 @@
+"""Settlement: what the outcome of a unit means for one row, judged before anything is committed.
+
+The output session is the request's own code path; whatever it raises ends that request only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ninfer.contract.errors import InvariantError, NInferError, NonFiniteLogits
+from ninfer.contract.generation import Finish, FinishReason, OutputPreview
+from ninfer.contract.sampling import GeneratedToken
+from ninfer.contract.units import RowOutput
+from ninfer.engine.request_record import RequestRecord
+
+_logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RowVerdict:
+    """At most one of the three is set; none for an inner prefill chunk or a cancelled row.
+
+    preview   tokens to accept and what they show
+    finish    the request ends without having produced output
+    error     the request ends; its tokens are not accepted
+    """
+
+    preview: OutputPreview | None = None
+    finish: Finish | None = None
+    error: NInferError | None = None
+
+    @property
+    def accepted(self) -> int:
+        return 0 if self.preview is None else self.preview.accepted
+
+
+def judge_row(record: RequestRecord, output: RowOutput, *, is_sampled: bool) -> RowVerdict:
+    """Pure but for the log. `is_sampled`: the unit was to produce a token for this row."""
+    if not output.is_finite:
+        return RowVerdict(error=NonFiniteLogits("the model produced non-finite values"))
+    if record.is_cancelled or not is_sampled:
+        return RowVerdict()
+    if record.budget.num_tokens == 0:
+        return RowVerdict(finish=Finish(record.budget.reason))
+    if output.token is None:
+        raise InvariantError(f"no token was produced for request {record.request_id}")
+    try:
+        return RowVerdict(preview=_preview(record, output.token))
+    except NInferError as error:
+        return RowVerdict(error=error)
+
+
+def _preview(record: RequestRecord, token: GeneratedToken) -> OutputPreview:
+    is_last = record.completion_tokens + 1 >= record.budget.num_tokens
+    limit: FinishReason | None = record.budget.reason if is_last else None
+    session = record.request.session
+    preview = call_session(record, lambda: session.preview((token,), limit))
+    if preview.accepted != 1 or (is_last and preview.finish is None):
+        raise InvariantError(f"the output session of {record.request_id} broke its contract")
+    return preview
+
+
+def call_session(record: RequestRecord, call: Callable[[], T]) -> T:
+    """Run one OutputSession call. Whatever it raises comes out as an NInferError."""
+    try:
+        return call()
+    except NInferError:
+        raise
+    except Exception as error:
+        _logger.exception("request %s: the output session failed", record.request_id)
+        raise InvariantError("the output could not be processed") from error
