@@ -1,0 +1,109 @@
+"""From a path to a running engine: the one place where the command line wires the parts.
+
+    open_model -> ModelFrontend -> load_program -> LoadedModel -> running_engine -> Engine
+
+The Frontend comes before the weights: a bad template or tokenizer shows at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from ninfer.cli.console import Console
+from ninfer.cli.fingerprint import fingerprint_of
+from ninfer.cli.progress import ProgressLine
+from ninfer.contract.errors import ModelFileError
+from ninfer.contract.model import ModelCard, ModelSource
+from ninfer.contract.program import Program
+from ninfer.contract.units import MemoryPlan
+from ninfer.convert.source import open_model
+from ninfer.engine.core import Engine
+from ninfer.frontend.frontend import ModelFrontend
+from ninfer.options import EngineOptions, SamplingOptions
+from ninfer.program.loader import load_program
+
+LoadProgress: TypeAlias = Callable[[str, int, int], None]
+
+_PENDING_PER_LANE: Final = 4
+_LEAST_PENDING: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in memory. `program` belongs to whoever runs an engine or scorer on it."""
+
+    source: ModelSource
+    frontend: ModelFrontend
+    program: Program
+    plan: MemoryPlan
+    card: ModelCard
+
+
+def open_named_model(path: Path | None) -> ModelSource:
+    """The model at `path`, or the embedded demo model. Raises ModelFileError."""
+    if path is None:
+        return open_model(embedded_model_path())
+    if not path.exists():
+        raise ModelFileError(path, None, "no such model directory, .ninfer file or command")
+    return open_model(path)
+
+
+def embedded_model_path() -> Path:
+    return Path(str(files("ninfer"))) / "data" / "demo_model"
+
+
+def load_model(
+    source: ModelSource,
+    engine_options: EngineOptions,
+    sampling: SamplingOptions,
+    progress: LoadProgress,
+    *,
+    name: str | None = None,
+) -> LoadedModel:
+    """Blocking. Raises ModelFileError and OptionError; nothing stays behind then."""
+    frontend = ModelFrontend(source.config, source.resources, sampling)
+    program, plan = load_program(source, engine_options, progress)
+    card = ModelCard(
+        name=name or source.name,
+        architecture=source.config.architecture,
+        max_context=plan.capacity.max_context,
+        created_s=int(time.time()),
+        fingerprint=fingerprint_of(source, engine_options),
+    )
+    return LoadedModel(source, frontend, program, plan, card)
+
+
+def load_with_progress(
+    path: Path | None,
+    engine_options: EngineOptions,
+    sampling: SamplingOptions,
+    console: Console,
+) -> LoadedModel:
+    """`load_model` of a named model behind a progress line."""
+    with ProgressLine(console) as line:
+        return load_model(open_named_model(path), engine_options, sampling, line)
+
+
+@asynccontextmanager
+async def running_engine(model: LoadedModel, options: EngineOptions) -> AsyncIterator[Engine]:
+    """An engine over the model's Program; leaving ends what runs and closes the Program."""
+    engine = make_engine(model, options)
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.aclose()
+
+
+def make_engine(model: LoadedModel, options: EngineOptions) -> Engine:
+    lanes = model.plan.capacity.max_concurrency
+    max_pending = options.max_pending
+    if max_pending is None:
+        max_pending = max(_LEAST_PENDING, _PENDING_PER_LANE * lanes)
+    return Engine(model.program, max_pending=max_pending, queue_timeout_s=options.queue_timeout)

@@ -1,0 +1,149 @@
+"""The commands, their options and their help. Knows nothing of how a command is carried out."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NoReturn, TypeVar
+
+from ninfer import __version__
+from ninfer.cli.exit_codes import UsageError
+from ninfer.contract.errors import InvariantError
+from ninfer.options import (
+    NO_DEFAULTS,
+    ChatOptions,
+    ConvertOptions,
+    EngineOptions,
+    InfoOptions,
+    RunOptions,
+    SamplingOptions,
+    ScoreOptions,
+    ServeOptions,
+    add_options,
+    environment_name_of,
+    read_options,
+)
+
+T = TypeVar("T")
+
+MODEL_VARIABLE: Final = environment_name_of("model")
+_ONE_LANE: Final = {"max_concurrency": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One subcommand. `defaults`: its own defaults of options it shares with others."""
+
+    name: str
+    summary: str
+    options: tuple[type[Any], ...]
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=lambda: NO_DEFAULTS)
+
+
+COMMANDS: Final = (
+    Command(
+        "chat",
+        "talk with a model (what happens without a command)",
+        (ChatOptions, SamplingOptions, EngineOptions),
+        _ONE_LANE,
+    ),
+    Command(
+        "serve",
+        "answer HTTP requests (OpenAI chat API and native /generate)",
+        (ServeOptions, SamplingOptions, EngineOptions),
+    ),
+    Command(
+        "run",
+        "answer one prompt on stdout",
+        (RunOptions, ChatOptions, SamplingOptions, EngineOptions),
+        _ONE_LANE,
+    ),
+    Command("info", "say what a model is and what it needs", (InfoOptions, EngineOptions)),
+    Command(
+        "score", "measure a text's likelihood: NLL, perplexity, logits",
+        (ScoreOptions, EngineOptions), _ONE_LANE,
+    ),
+    Command("convert", "write a model directory as one .ninfer file", (ConvertOptions,)),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """A parsed command line with its environment."""
+
+    command: Command
+    arguments: argparse.Namespace
+    environ: Mapping[str, str]
+
+    def read(self, cls: type[T]) -> T:
+        """The options of one class. Raises OptionError."""
+        if cls not in self.command.options:
+            raise InvariantError(f"{self.command.name} has no {cls.__name__}")
+        names = {item.name for item in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        defaults = {k: v for k, v in self.command.defaults.items() if k in names}
+        return read_options(cls, self.arguments, self.environ, defaults)
+
+    @property
+    def model_path(self) -> Path | None:
+        """The model that was named, None for the embedded one."""
+        named = self.arguments.model or self.environ.get(MODEL_VARIABLE)
+        return Path(named) if named else None
+
+
+def parse_invocation(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
+    """Raises UsageError; --help and --version print and raise SystemExit(0)."""
+    by_name = {command.name: command for command in COMMANDS}
+    if argv and argv[0] in by_name:
+        command = by_name[argv[0]]
+        return Invocation(command, _command_parser(command).parse_args(argv[1:]), environ)
+    return Invocation(by_name["chat"], _root_parser(by_name["chat"]).parse_args(argv), environ)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see `{self.prog} --help`)")
+
+
+def _command_parser(command: Command) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog=f"ninfer {command.name}",
+        description=f"{command.name}: {command.summary}.",
+        usage=f"ninfer {command.name} [MODEL] [options]",
+        allow_abbrev=False,
+    )
+    _add_model_and_options(parser, command)
+    return parser
+
+
+def _root_parser(chat: Command) -> argparse.ArgumentParser:
+    width = max(len(command.name) for command in COMMANDS)
+    listing = "\n".join(f"  {item.name:<{width}}  {item.summary}" for item in COMMANDS)
+    parser = _Parser(
+        prog="ninfer",
+        usage="ninfer [MODEL] [options]\n       ninfer COMMAND [MODEL] [options]",
+        description=(
+            f"commands (`ninfer COMMAND --help` lists the options of each):\n{listing}\n\n"
+            "The options below are those of chat. An option is taken from the command line,\n"
+            "else from the environment variable named behind it, else it has its default."
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"ninfer {__version__}")
+    _add_model_and_options(parser, chat)
+    return parser
+
+
+def _add_model_and_options(parser: argparse.ArgumentParser, command: Command) -> None:
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        help="model directory (Hugging Face layout) or .ninfer file"
+        f" [{MODEL_VARIABLE}, default the embedded demo model]",
+    )
+    for cls in command.options:
+        add_options(parser, cls, command.defaults)

@@ -1,0 +1,106 @@
+"""Repl: read a turn, run a command or stream an answer, until the input ends."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from ninfer.cli.answer import Answer, StopSwitch, report_of, stream_answer
+from ninfer.cli.answer_printer import AnswerPrinter
+from ninfer.cli.block_input import turn_text
+from ninfer.cli.console import Console
+from ninfer.cli.conversation import Conversation
+from ninfer.cli.repl_commands import ReplCommands, SessionTotals
+from ninfer.cli.turn_reader import TurnReader
+from ninfer.contract.chat import Frontend
+from ninfer.contract.errors import NonFiniteLogits, RequestError, Unavailable
+from ninfer.contract.generation import FinishReason, GenerationEngine
+
+_FATAL: Final = frozenset({"engine_unavailable", "server_draining"})
+
+
+class Repl:
+    """One chat over one engine. Interactive: Ctrl-C stops an answer, a report follows each."""
+
+    def __init__(
+        self,
+        engine: GenerationEngine,
+        frontend: Frontend,
+        conversation: Conversation,
+        console: Console,
+        *,
+        model_name: str,
+    ) -> None:
+        self._engine = engine
+        self._frontend = frontend
+        self._conversation = conversation
+        self._console = console
+        self._totals = SessionTotals()
+        self._num_requests = 0
+        self.commands: Final = ReplCommands(
+            conversation,
+            self._totals,
+            console,
+            model_name=model_name,
+            max_context=engine.max_context,
+            engine_status=engine.status,
+        )
+
+    async def run(self, reader: TurnReader) -> None:
+        """Until the input ends or /exit. Raises Unavailable when the engine cannot go on."""
+        while not self.commands.has_left:
+            line = await reader.read()
+            if line is None:
+                return
+            if line.startswith("/"):
+                self.commands.run(line)
+            elif text := turn_text(line):
+                await self._take_turn(text)
+
+    async def _take_turn(self, text: str) -> None:
+        try:
+            answer = await self._answer(text)
+        except RequestError as error:
+            hint = "; /reset starts over" if error.code == "context_length_exceeded" else ""
+            self._console.error(f"{error}{hint}")
+        except Unavailable as error:
+            if error.code in _FATAL:
+                raise
+            self._console.error(str(error))
+        except NonFiniteLogits as error:
+            self._console.error(str(error))
+        else:
+            self._conversation.add_turn(text, answer)
+            self._totals.add(answer)
+            self._conclude(answer)
+
+    def _conclude(self, answer: Answer) -> None:
+        if self._console.is_interactive:
+            self._console.notice(report_of(answer))
+        elif not answer.text:
+            # Whoever counts lines gets one for each turn.
+            self._console.write("\n")
+        if answer.finish.reason is FinishReason.CONTEXT_CAPACITY:
+            self._console.notice("the context is full; /reset starts over")
+
+    async def _answer(self, text: str) -> Answer:
+        printer, stop = AnswerPrinter(self._console), StopSwitch()
+        if not self._console.is_interactive:
+            return await self._stream(text, printer, stop)
+        loop = asyncio.get_running_loop()
+        with stop.on_interrupt(loop.call_soon_threadsafe):
+            return await self._stream(text, printer, stop)
+
+    async def _stream(self, text: str, printer: AnswerPrinter, stop: StopSwitch) -> Answer:
+        prompt = await self._frontend.prepare_chat(self._conversation.prompt_for(text))
+        self._num_requests += 1
+        request = self._frontend.build_request(
+            f"chat-{self._num_requests}",
+            prompt,
+            self._conversation.params(),
+            now=self._engine.now(),
+        )
+        try:
+            return await stream_answer(self._engine, request, printer.write, stop)
+        finally:
+            printer.finish()

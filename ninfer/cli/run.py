@@ -1,0 +1,127 @@
+"""`ninfer run`: one prompt or a messages file, one answer on stdout."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import asdict, replace
+from typing import Any
+
+from ninfer.cli.answer import Answer, TextWriter, report_of, stream_answer
+from ninfer.cli.answer_printer import AnswerPrinter
+from ninfer.cli.console import Console
+from ninfer.cli.conversation import template_kwargs_of, text_message
+from ninfer.cli.exit_codes import ExitCode
+from ninfer.cli.input_files import read_json
+from ninfer.cli.loading import LoadedModel, load_with_progress, running_engine
+from ninfer.cli.message_json import parse_messages
+from ninfer.cli.parser import Invocation
+from ninfer.contract.chat import ChatMessage, ChatPrompt, GenerationParams
+from ninfer.contract.errors import OptionError
+from ninfer.contract.generation import Channel, GenerationEngine
+from ninfer.options import ChatOptions, EngineOptions, RunOptions, SamplingOptions
+
+
+def run(invocation: Invocation, console: Console) -> ExitCode:
+    run_options = invocation.read(RunOptions)
+    chat_options = invocation.read(ChatOptions)
+    engine_options = invocation.read(EngineOptions)
+    sampling = invocation.read(SamplingOptions)
+    prompt = _read_prompt(run_options, chat_options)
+    model = load_with_progress(invocation.model_path, engine_options, sampling, console)
+    # Here stdout holds the answer and nothing else, whoever looks at it.
+    plain = replace(console, is_interactive=False)
+    return asyncio.run(_answer(model, engine_options, run_options, prompt, plain))
+
+
+async def _answer(
+    model: LoadedModel,
+    engine_options: EngineOptions,
+    options: RunOptions,
+    prompt: str | ChatPrompt,
+    console: Console,
+) -> ExitCode:
+    async with running_engine(model, engine_options) as engine:
+        printer = AnswerPrinter(console)
+        try:
+            answer = await _generate(
+                model, engine, options, prompt, _ignore_text if options.json else printer.write
+            )
+        finally:
+            printer.finish()
+    if options.json:
+        console.write(json.dumps(_as_json(model, answer), ensure_ascii=False) + "\n")
+    else:
+        console.notice(report_of(answer))
+    return ExitCode.OK
+
+
+async def _generate(
+    model: LoadedModel,
+    engine: GenerationEngine,
+    options: RunOptions,
+    prompt: str | ChatPrompt,
+    write: TextWriter,
+) -> Answer:
+    if isinstance(prompt, str):
+        prepared = await model.frontend.prepare_text(prompt)
+    else:
+        prepared = await model.frontend.prepare_chat(prompt)
+    params = GenerationParams(split_reasoning=not options.raw, timeout_s=options.timeout)
+    request = model.frontend.build_request("run-1", prepared, params, now=engine.now())
+    return await stream_answer(engine, request, write)
+
+
+def _ignore_text(_channel: Channel, _text: str) -> None:
+    """--json prints the answer as a whole."""
+
+
+def _read_prompt(options: RunOptions, chat: ChatOptions) -> str | ChatPrompt:
+    """Raw text with --raw, else the conversation to answer."""
+    if options.prompt is not None and options.messages is not None:
+        raise OptionError("--messages", "goes without --prompt")
+    if options.raw:
+        _refuse_beside_raw(options, chat)
+        return _prompt_text(options)
+    if options.messages is None:
+        messages: tuple[ChatMessage, ...] = (text_message("user", _prompt_text(options)),)
+    else:
+        messages = _read_messages(options.messages)
+    if chat.system is not None:
+        messages = (text_message("system", chat.system), *messages)
+    return ChatPrompt(messages=messages, template_kwargs=template_kwargs_of(chat.think))
+
+
+def _refuse_beside_raw(options: RunOptions, chat: ChatOptions) -> None:
+    others = {"--messages": options.messages, "--system": chat.system, "--think": chat.think}
+    for flag, value in others.items():
+        if value is not None:
+            raise OptionError(flag, "has no meaning with --raw")
+
+
+def _prompt_text(options: RunOptions) -> str:
+    if options.prompt is not None and options.prompt != "-":
+        return options.prompt
+    if options.prompt is None and sys.stdin.isatty():
+        raise OptionError(
+            "--prompt", "a prompt is needed: --prompt TEXT, --messages FILE or a pipe"
+        )
+    return sys.stdin.read().removesuffix("\n")
+
+
+def _read_messages(name: str) -> tuple[ChatMessage, ...]:
+    raw = read_json("--messages", name)
+    return parse_messages(raw.get("messages") if isinstance(raw, dict) else raw)
+
+
+def _as_json(model: LoadedModel, answer: Answer) -> dict[str, Any]:
+    return {
+        "model": model.card.name,
+        "text": answer.text,
+        "reasoning": answer.reasoning,
+        "finish_reason": answer.finish.reason.value,
+        "matched": answer.finish.matched,
+        "usage": asdict(answer.usage),
+        "timings": {**asdict(answer.timings), "tokens_per_s": answer.tokens_per_s},
+    }

@@ -1,0 +1,138 @@
+"""`ninfer score`: token NLLs, perplexity and logits of a text or of token ids."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from ninfer.cli.console import Console
+from ninfer.cli.exit_codes import ExitCode
+from ninfer.cli.input_files import check_writable, read_json, read_text
+from ninfer.cli.loading import LoadedModel, load_with_progress
+from ninfer.cli.parser import Invocation
+from ninfer.contract.arrays import Float32Array
+from ninfer.contract.errors import OptionError
+from ninfer.engine.score import CausalScorer, ScoreResult
+from ninfer.options import EngineOptions, SamplingOptions, ScoreOptions
+
+_LONGEST_DEFAULT_WINDOW: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class _Windows:
+    window: int
+    stride: int
+
+
+def run(invocation: Invocation, console: Console) -> ExitCode:
+    options = invocation.read(ScoreOptions)
+    engine_options = invocation.read(EngineOptions)
+    source = _read_source(options)
+    if options.logits is not None:
+        check_writable("--logits", Path(options.logits))
+    model = load_with_progress(invocation.model_path, engine_options, SamplingOptions(), console)
+    try:
+        return asyncio.run(_score(model, options, source, console))
+    finally:
+        model.program.close()
+
+
+async def _score(
+    model: LoadedModel, options: ScoreOptions, source: str | tuple[int, ...], console: Console
+) -> ExitCode:
+    windows = _windows(options, model.card.max_context)
+    if isinstance(source, str):
+        prompt = await model.frontend.prepare_text(source)
+    else:
+        prompt = model.frontend.prepare_ids(source)
+    started_s = time.monotonic()
+    result = await CausalScorer(model.program).score(
+        prompt.token_ids,
+        window=windows.window,
+        stride=windows.stride,
+        with_logits=options.logits is not None,
+    )
+    elapsed_s = time.monotonic() - started_s
+    if options.logits is not None and result.logits is not None:
+        _write_logits(Path(options.logits), result.logits)
+    figures = _figures(model, windows, result, elapsed_s)
+    if options.json:
+        console.write(json.dumps({**figures, "token_nlls": result.token_nlls}) + "\n")
+    else:
+        console.write(_as_table(figures))
+    return ExitCode.OK
+
+
+def _read_source(options: ScoreOptions) -> str | tuple[int, ...]:
+    if (options.text is None) == (options.ids is None):
+        raise OptionError("--text", "either --text FILE or --ids FILE.json is needed")
+    if options.text is not None:
+        return read_text("--text", options.text)
+    return _parse_ids(read_json("--ids", str(options.ids)))
+
+
+def _parse_ids(raw: object) -> tuple[int, ...]:
+    if not isinstance(raw, list):
+        raise OptionError("--ids", "the file must hold a JSON list of token ids")
+    for index, item in enumerate(raw):
+        if not isinstance(item, int) or isinstance(item, bool):
+            raise OptionError("--ids", f"entry {index} is {item!r}, not a whole number")
+    return tuple(raw)
+
+
+def _windows(options: ScoreOptions, max_context: int) -> _Windows:
+    window = options.window or min(_LONGEST_DEFAULT_WINDOW, max_context)
+    if window > max_context:
+        raise OptionError(
+            "--window", f"{window} is longer than the context of {max_context} tokens"
+        )
+    stride = options.stride or max(1, window // 2)
+    if stride > window:
+        raise OptionError("--stride", f"{stride} is longer than the window of {window} tokens")
+    return _Windows(window, stride)
+
+
+def _figures(
+    model: LoadedModel, windows: _Windows, result: ScoreResult, elapsed_s: float
+) -> dict[str, Any]:
+    return {
+        "model": model.card.name,
+        "tokens": len(result.token_nlls),
+        "scored_tokens": result.num_scored,
+        "window": windows.window,
+        "stride": windows.stride,
+        "mean_nll": result.mean_nll,
+        "perplexity": result.perplexity,
+        "elapsed_s": elapsed_s,
+    }
+
+
+def _as_table(figures: dict[str, Any]) -> str:
+    shown = {
+        name.replace("_", " "): f"{value:.6f}" if isinstance(value, float) else str(value)
+        for name, value in figures.items()
+        if name != "elapsed_s"
+    }
+    shown["elapsed"] = f"{figures['elapsed_s']:.1f} s"
+    width = max(len(name) for name in shown)
+    return "".join(f"{name:<{width}}  {value}\n" for name, value in shown.items())
+
+
+def _write_logits(path: Path, logits: Float32Array) -> None:
+    """float32 [T, V] under `logits`, written whole or not at all."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            np.savez(file, logits=logits)
+        partial.replace(path)
+    except OSError as error:
+        if partial.exists():
+            partial.unlink()
+        raise OptionError("--logits", f"cannot write {path}: {error.strerror}") from error
