@@ -1,0 +1,123 @@
+"""Frontend files of a model: which there are, what must be in them, and their parsed form.
+
+    tokenizer.json   tokenizer_config.json   generation_config.json
+    chat_template.jinja, else chat_template.json, else `chat_template` of tokenizer_config.json
+    preprocessor_config.json, video_preprocessor_config.json   carried along for vision
+
+Every file may be missing; one that is there must be well-formed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from ninfer.artifact.json_document import Fields, parse_object
+from ninfer.contract.errors import ModelFileError
+from ninfer.contract.model import FrontendResources
+
+TOKENIZER: Final = "tokenizer.json"
+TOKENIZER_CONFIG: Final = "tokenizer_config.json"
+GENERATION_CONFIG: Final = "generation_config.json"
+TEMPLATE: Final = "chat_template.jinja"
+TEMPLATE_JSON: Final = "chat_template.json"
+RESOURCE_FILES: Final = (
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    TEMPLATE,
+    TEMPLATE_JSON,
+    GENERATION_CONFIG,
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+)
+DEFAULT_TEMPLATE: Final = "default"
+_MAX_TOKEN_ID: Final = 2**31 - 1
+
+
+def parse_resources(
+    files: Mapping[str, bytes], path_of: Callable[[str], Path]
+) -> FrontendResources:
+    """Check and parse raw files. `path_of(name)` is the path that errors name."""
+    documents = {
+        name: parse_object(data, path_of(name))
+        for name, data in files.items()
+        if name.endswith(".json")
+    }
+    tokenizer_config = documents.get(TOKENIZER_CONFIG, {})
+    generation_config = documents.get(GENERATION_CONFIG, {})
+    _check_tokenizer_config(Fields(path_of(TOKENIZER_CONFIG), tokenizer_config))
+    _check_generation_config(Fields(path_of(GENERATION_CONFIG), generation_config))
+    return FrontendResources(
+        tokenizer_json=files.get(TOKENIZER),
+        tokenizer_config=tokenizer_config,
+        chat_template=_chat_template(files, documents, path_of),
+        generation_config=generation_config,
+    )
+
+
+def _chat_template(
+    files: Mapping[str, bytes],
+    documents: Mapping[str, dict[str, Any]],
+    path_of: Callable[[str], Path],
+) -> str | None:
+    if TEMPLATE in files:
+        try:
+            return files[TEMPLATE].decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ModelFileError(path_of(TEMPLATE), None, f"not UTF-8: {error.reason}") from None
+    for name in (TEMPLATE_JSON, TOKENIZER_CONFIG):
+        fields = Fields(path_of(name), documents.get(name, {}))
+        if fields.has("chat_template"):
+            return _template_entry(fields)
+    return None
+
+
+def _template_entry(fields: Fields) -> str:
+    """A template, or the default one of a list of `{"name": ..., "template": ...}`."""
+    value = fields.values["chat_template"]
+    if not isinstance(value, list):
+        return fields.text("chat_template")
+    templates = {}
+    for index, item in enumerate(value):
+        if not isinstance(item, dict):
+            raise fields.error(f"chat_template[{index}]", "expected an object")
+        entry = Fields(fields.path, item, f"{fields.prefix}chat_template[{index}].")
+        templates[entry.text("name")] = entry.text("template")
+    if DEFAULT_TEMPLATE not in templates:
+        raise fields.error("chat_template", f"no template is named {DEFAULT_TEMPLATE!r}")
+    return templates[DEFAULT_TEMPLATE]
+
+
+def _check_tokenizer_config(fields: Fields) -> None:
+    for key in ("bos_token", "eos_token", "pad_token", "unk_token"):
+        if isinstance(fields.values.get(key), dict):
+            fields.child(key).text("content")
+        elif fields.has(key):
+            fields.text(key)
+    for key in ("add_bos_token", "add_eos_token", "add_prefix_space"):
+        fields.flag(key, False)
+    if fields.has("model_max_length"):
+        fields.number("model_max_length", 0.0)
+
+
+def _check_generation_config(fields: Fields) -> None:
+    fields.flag("do_sample", False)
+    fields.number("temperature", 0.0, 1e6, default=1.0)
+    fields.number("top_p", 0.0, 1.0, default=1.0)
+    fields.number("min_p", 0.0, 1.0, default=0.0)
+    fields.number("repetition_penalty", 0.0, 1e6, default=1.0, above=True)
+    fields.number("presence_penalty", -1e6, 1e6, default=0.0)
+    fields.number("frequency_penalty", -1e6, 1e6, default=0.0)
+    fields.integer("top_k", -1, default=0)
+    for key in ("max_new_tokens", "min_new_tokens"):
+        fields.integer(key, 0, default=0)
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        _check_token_ids(fields, key)
+
+
+def _check_token_ids(fields: Fields, key: str) -> None:
+    if isinstance(fields.values.get(key), list):
+        fields.integers(key, 0, _MAX_TOKEN_ID)
+    else:
+        fields.integer(key, 0, _MAX_TOKEN_ID, default=0)

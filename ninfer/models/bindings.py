@@ -1,0 +1,46 @@
+"""Bindings and uses of a model's objects, derived from its configuration.
+
+Shared objects appear once as an object and several times as a use: the embedding matrix is also
+the head of a tied model, and the MTP module reads embedding and head of the main model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from ninfer.artifact.bindings import ActivationPrecision, Binding, Use
+from ninfer.contract.model import ModelConfig, ModelObject
+from ninfer.models.parameters import model_objects
+
+EMBEDDING: Final = "embed_tokens"
+HEAD: Final = "lm_head"
+_WIDE: Final = (ActivationPrecision.A16,)
+"""Weights of 16 and 32 bits meet activations of 16 bits or more."""
+
+
+def model_bindings(config: ModelConfig) -> tuple[Binding, ...]:
+    """One binding for every logical parameter, the tied head included."""
+    bindings = [binding for item in model_objects(config) for binding in _object_bindings(item)]
+    if config.tie_word_embeddings:
+        bindings.append(Binding(HEAD, EMBEDDING, 0, config.vocab_size))
+    return tuple(bindings)
+
+
+def model_uses(config: ModelConfig) -> tuple[Use, ...]:
+    uses = [Use(item.name, item.name, _WIDE) for item in model_objects(config)]
+    head = EMBEDDING if config.tie_word_embeddings else HEAD
+    if config.tie_word_embeddings:
+        uses.append(Use(head, HEAD, _WIDE))
+    if config.num_mtp_layers:
+        uses.append(Use(EMBEDDING, f"mtp.{EMBEDDING}", _WIDE))
+        uses.append(Use(head, f"mtp.{HEAD}", _WIDE))
+    return tuple(uses)
+
+
+def _object_bindings(item: ModelObject) -> Iterator[Binding]:
+    start = 0
+    for part in item.parts:
+        stop = start + part.shape[0]
+        yield Binding(part.name, item.name, start, stop)
+        start = stop
