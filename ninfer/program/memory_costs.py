@@ -1,0 +1,93 @@
+"""What a model costs in bytes on the CPU executor, where every number is float32.
+
+page       K and V of 64 tokens in every attention layer
+slot       convolution window and recurrent state of every GDN layer
+workspace  the largest set of intermediate arrays that live at one time (an estimate)
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Final
+
+from ninfer.contract.model import GdnConfig, ModelConfig, ModelObject
+from ninfer.contract.units import PAGE_TOKENS
+from ninfer.ops.paged_attention import KEY_BLOCK_TOKENS
+
+_FLOAT32_BYTES: Final = 4
+_SAMPLER_BYTES: Final = 24
+"""A vocabulary entry while a row is sampled: float32 logits, two float64 arrays, an order."""
+_GDN_CHUNK_TOKENS: Final = 64
+
+
+def weights_bytes_of(objects: tuple[ModelObject, ...]) -> int:
+    """Bytes of the text component."""
+    return sum(object_bytes(item) for item in objects if item.component == "text")
+
+
+def object_bytes(item: ModelObject) -> int:
+    return prod(item.shape) * _FLOAT32_BYTES
+
+
+def page_bytes(config: ModelConfig) -> int:
+    att = config.attention
+    values = 2 * config.num_attention_layers * PAGE_TOKENS * att.num_kv_heads * att.head_dim
+    return values * _FLOAT32_BYTES
+
+
+def slot_bytes(config: ModelConfig) -> int:
+    """0 for a model without GDN layers."""
+    gdn = config.gdn
+    if gdn is None:
+        return 0
+    window = gdn.conv_dim * (gdn.conv_width - 1)
+    recurrent = gdn.num_value_heads * gdn.key_head_dim * gdn.value_head_dim
+    return config.num_gdn_layers * (window + recurrent) * _FLOAT32_BYTES
+
+
+def logits_bytes(config: ModelConfig, *, prefill_chunk: int, max_concurrency: int) -> int:
+    """Logits of a scored chunk or of a sampled decode batch, whichever is more."""
+    scored = prefill_chunk * _FLOAT32_BYTES
+    sampled = max_concurrency * _SAMPLER_BYTES
+    return config.vocab_size * max(scored, sampled)
+
+
+def activation_bytes(config: ModelConfig, *, num_tokens: int, max_context: int) -> int:
+    """Activations of a unit of `num_tokens` inputs: the residual stream and the widest block."""
+    keys = min(max_context, KEY_BLOCK_TOKENS)
+    widest = max(
+        _attention_values(config, num_tokens, keys),
+        0 if config.gdn is None else _gdn_values(config.gdn, num_tokens),
+        _mlp_values(config, num_tokens),
+    )
+    return (3 * num_tokens * config.hidden_size + widest) * _FLOAT32_BYTES
+
+
+def _attention_values(config: ModelConfig, num_tokens: int, num_keys: int) -> int:
+    """Projections, three copies of the queries, scores and their mask, one gathered key block."""
+    att = config.attention
+    query = att.num_heads * att.head_dim
+    key = att.num_kv_heads * att.head_dim
+    projected = (2 if att.has_output_gate else 1) * query + 2 * key
+    scores = (att.num_heads + 1) * num_tokens * num_keys
+    return num_tokens * (projected + 3 * query) + scores + 2 * num_keys * key
+
+
+def _gdn_values(gdn: GdnConfig, num_tokens: int) -> int:
+    """Projections, the convolved copy, q, k, v, w, u and o a value head, four chunk matrices."""
+    projected = 2 * gdn.conv_dim + gdn.value_dim + 2 * gdn.num_value_heads
+    heads = gdn.num_value_heads * 3 * (gdn.key_head_dim + gdn.value_head_dim)
+    num_padded = -(-num_tokens // _GDN_CHUNK_TOKENS) * _GDN_CHUNK_TOKENS
+    chunks = 4 * gdn.num_value_heads * _GDN_CHUNK_TOKENS
+    return num_tokens * projected + num_padded * (heads + chunks)
+
+
+def _mlp_values(config: ModelConfig, num_tokens: int) -> int:
+    """gate, up and their product, for every expert a token takes."""
+    moe = config.moe
+    inner = config.intermediate_size
+    if moe is not None:
+        shared = moe.shared_intermediate_size or 0
+        routed = moe.experts_per_token * (moe.intermediate_size + config.hidden_size)
+        inner = max(inner, routed + shared + moe.num_experts)
+    return 3 * num_tokens * inner
