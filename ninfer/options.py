@@ -257,7 +257,7 @@ class ScoreOptions:
     )
     window: int | None = option(
         None, "tokens scored from one empty state; default the context, at most 4096",
-        parse=parse_int(1, 16_777_216), metavar="TOKENS",
+        parse=parse_int(2, 16_777_216), metavar="TOKENS",
     )  # fmt: skip
     stride: int | None = option(
         None, "tokens from one window's start to the next; default half a window",

@@ -19,10 +19,8 @@ def run(invocation: Invocation, console: Console) -> ExitCode:
     options = invocation.read(ConvertOptions)
     out = _out_path(options)
     source = open_named_model(invocation.model_path)
-    with ProgressLine(console) as line:
-        write_artifact(
-            source, out, progress=lambda done, total: line(f"writing {out.name}", done, total)
-        )
+    with ProgressLine(console, "writing") as line:
+        write_artifact(source, out, progress=lambda done, total: line(out.name, done, total))
     console.write(f"{out}: {out.stat().st_size / 1e6:.1f} MB from {source.path}\n")
     return ExitCode.OK
 

@@ -86,7 +86,7 @@ def load_with_progress(
     console: Console,
 ) -> LoadedModel:
     """`load_model` of a named model behind a progress line."""
-    with ProgressLine(console) as line:
+    with ProgressLine(console, "loading") as line:
         return load_model(open_named_model(path), engine_options, sampling, line)
 
 

@@ -12,10 +12,11 @@ _REDRAW_INTERVAL_S: Final = 0.1
 
 
 class ProgressLine:
-    """Call it with (what, done, total); leaving the context wipes the line."""
+    """`weights 40%`, say, behind its verb; leaving the context wipes the line."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, verb: str) -> None:
         self._console = console
+        self._verb = verb
         self._drawn_at_s = -_REDRAW_INTERVAL_S
         self._stage = ""
 
@@ -26,7 +27,7 @@ class ProgressLine:
             return
         self._drawn_at_s, self._stage = now_s, stage
         share = f" {100 * done // total}%" if total > 0 else ""
-        self._console.progress(f"{stage}{share}")
+        self._console.progress(f"{self._verb} {stage}{share}")
 
     def __enter__(self) -> Self:
         return self

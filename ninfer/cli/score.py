@@ -17,6 +17,7 @@ from ninfer.cli.exit_codes import ExitCode
 from ninfer.cli.input_files import check_writable, read_json, read_text
 from ninfer.cli.loading import LoadedModel, load_with_progress
 from ninfer.cli.parser import Invocation
+from ninfer.cli.progress import ProgressLine
 from ninfer.contract.arrays import Float32Array
 from ninfer.contract.errors import OptionError
 from ninfer.engine.score import CausalScorer, ScoreResult
@@ -31,6 +32,13 @@ class _Windows:
     stride: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    windows: _Windows
+    result: ScoreResult
+    elapsed_s: float
+
+
 def run(invocation: Invocation, console: Console) -> ExitCode:
     options = invocation.read(ScoreOptions)
     engine_options = invocation.read(EngineOptions)
@@ -39,14 +47,23 @@ def run(invocation: Invocation, console: Console) -> ExitCode:
         check_writable("--logits", Path(options.logits))
     model = load_with_progress(invocation.model_path, engine_options, SamplingOptions(), console)
     try:
-        return asyncio.run(_score(model, options, source, console))
+        with ProgressLine(console, "scoring") as line:
+            scored = asyncio.run(_score(model, options, source, line))
     finally:
         model.program.close()
+    if options.logits is not None and scored.result.logits is not None:
+        _write_logits(Path(options.logits), scored.result.logits)
+    figures = _figures(model, scored)
+    if options.json:
+        console.write(json.dumps({**figures, "token_nlls": scored.result.token_nlls}) + "\n")
+    else:
+        console.write(_as_table(figures))
+    return ExitCode.OK
 
 
 async def _score(
-    model: LoadedModel, options: ScoreOptions, source: str | tuple[int, ...], console: Console
-) -> ExitCode:
+    model: LoadedModel, options: ScoreOptions, source: str | tuple[int, ...], line: ProgressLine
+) -> _Scored:
     windows = _windows(options, model.card.max_context)
     if isinstance(source, str):
         prompt = await model.frontend.prepare_text(source)
@@ -58,16 +75,9 @@ async def _score(
         window=windows.window,
         stride=windows.stride,
         with_logits=options.logits is not None,
+        progress=lambda done, total: line("tokens", done, total),
     )
-    elapsed_s = time.monotonic() - started_s
-    if options.logits is not None and result.logits is not None:
-        _write_logits(Path(options.logits), result.logits)
-    figures = _figures(model, windows, result, elapsed_s)
-    if options.json:
-        console.write(json.dumps({**figures, "token_nlls": result.token_nlls}) + "\n")
-    else:
-        console.write(_as_table(figures))
-    return ExitCode.OK
+    return _Scored(windows, result, time.monotonic() - started_s)
 
 
 def _read_source(options: ScoreOptions) -> str | tuple[int, ...]:
@@ -99,18 +109,16 @@ def _windows(options: ScoreOptions, max_context: int) -> _Windows:
     return _Windows(window, stride)
 
 
-def _figures(
-    model: LoadedModel, windows: _Windows, result: ScoreResult, elapsed_s: float
-) -> dict[str, Any]:
+def _figures(model: LoadedModel, scored: _Scored) -> dict[str, Any]:
     return {
         "model": model.card.name,
-        "tokens": len(result.token_nlls),
-        "scored_tokens": result.num_scored,
-        "window": windows.window,
-        "stride": windows.stride,
-        "mean_nll": result.mean_nll,
-        "perplexity": result.perplexity,
-        "elapsed_s": elapsed_s,
+        "tokens": len(scored.result.token_nlls),
+        "scored_tokens": scored.result.num_scored,
+        "window": scored.windows.window,
+        "stride": scored.windows.stride,
+        "mean_nll": scored.result.mean_nll,
+        "perplexity": scored.result.perplexity,
+        "elapsed_s": scored.elapsed_s,
     }
 
 

@@ -1,0 +1,111 @@
+"""`ninfer serve`: the HTTP server over one model; the port answers while the model loads."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from ninfer.cli.console import Console
+from ninfer.cli.exit_codes import ExitCode
+from ninfer.cli.loading import LoadedModel, LoadProgress, load_model, make_engine, open_named_model
+from ninfer.cli.parser import Invocation
+from ninfer.cli.progress import ProgressLine
+from ninfer.contract.model import ModelCard, ModelSource
+from ninfer.gateway.app import Gateway
+from ninfer.gateway.lifecycle import ServedModel
+from ninfer.gateway.server import serve
+from ninfer.options import EngineOptions, SamplingOptions, ServeOptions
+
+_LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class _LoadingStopped(Exception):
+    """Raised inside the loader when the server is told to stop meanwhile."""
+
+
+def run(invocation: Invocation, console: Console) -> ExitCode:
+    options = invocation.read(ServeOptions)
+    engine_options = invocation.read(EngineOptions)
+    sampling = invocation.read(SamplingOptions)
+    logging.basicConfig(
+        stream=sys.stderr, format=_LOG_FORMAT, level=options.log_level.upper(), force=True
+    )
+    source = open_named_model(invocation.model_path)
+    gateway = Gateway(options, _provisional_card(source, options, engine_options))
+    has_drained = asyncio.run(_serve(gateway, source, engine_options, sampling, console))
+    if not has_drained:
+        console.report("stopped before every request had ended")
+        return ExitCode.UNAVAILABLE
+    return ExitCode.OK
+
+
+async def _serve(
+    gateway: Gateway,
+    source: ModelSource,
+    engine_options: EngineOptions,
+    sampling: SamplingOptions,
+    console: Console,
+) -> bool:
+    name = gateway.lifecycle.card.name
+
+    def load_blocking(progress: LoadProgress) -> LoadedModel:
+        with ProgressLine(console, "loading") as line:
+
+            def report(stage: str, done: int, total: int) -> None:
+                progress(stage, done, total)
+                line(stage, done, total)
+
+            return load_model(source, engine_options, sampling, report, name=name)
+
+    return await serve(
+        gateway,
+        _loader(load_blocking, engine_options),
+        on_listening=lambda url: console.report(f"loading {name}; {url} answers /health"),
+        on_ready=lambda url: console.write(f"serving {name} at {url}\n"),
+    )
+
+
+def _loader(
+    load_blocking: Callable[[LoadProgress], LoadedModel], engine_options: EngineOptions
+) -> Callable[[], Awaitable[ServedModel]]:
+    """Load in a thread; a cancelled load ends at its next object and leaves nothing behind."""
+
+    async def load() -> ServedModel:
+        is_stopped = threading.Event()
+
+        def check(_stage: str, _done: int, _total: int) -> None:
+            if is_stopped.is_set():
+                raise _LoadingStopped
+
+        thread = asyncio.ensure_future(asyncio.to_thread(load_blocking, check))
+        try:
+            model = await asyncio.shield(thread)
+        except asyncio.CancelledError:
+            is_stopped.set()
+            await asyncio.wait((thread,))
+            if not thread.cancelled() and thread.exception() is None:
+                thread.result().program.close()
+            raise
+        engine = make_engine(model, engine_options)
+        await engine.start()
+        return ServedModel(engine, model.frontend, model.card)
+
+    return load
+
+
+def _provisional_card(
+    source: ModelSource, options: ServeOptions, engine_options: EngineOptions
+) -> ModelCard:
+    """What is known before the planner has spoken: the context may still shrink."""
+    return ModelCard(
+        name=options.model_name or source.name,
+        architecture=source.config.architecture,
+        max_context=engine_options.max_context or source.config.max_position_embeddings,
+        created_s=int(time.time()),
+        fingerprint="",
+    )
