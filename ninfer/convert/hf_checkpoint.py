@@ -174,6 +174,8 @@ class Binder:
 
     def _vision_layout(self, ours: str, stored: str) -> ObjectLayout:
         file, entry = self.checkpoint.tensors[stored]
+        if not entry.shape:
+            raise ModelFileError(file.path, stored, "a scalar is no weight of the vision tower")
         part = LogicalParameter(ours, entry.shape)
         item = ModelObject(ours, entry.shape, (part,), "vision")
         return ObjectLayout(item, (_float_segment(file, entry),))

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Final
 
 from ninfer.contract.model import LogicalParameter
+from ninfer.models.bindings import vision_object_name
 
 StoredShape = tuple[str, tuple[int, ...]]
 """Name and shape of a stored tensor."""
@@ -108,5 +109,5 @@ def vision_name(name: str) -> str | None:
     """Object name of a vision tensor, None for other tensors."""
     for prefix in VISION_PREFIXES:
         if name.startswith(prefix):
-            return "visual." + name.removeprefix(prefix)
+            return vision_object_name(name.removeprefix(prefix))
     return None

@@ -25,7 +25,7 @@ from ninfer.contract.model import (
     ModelObject,
     StoredTensor,
 )
-from ninfer.models.bindings import model_bindings, model_uses
+from ninfer.models.bindings import bindings_of, uses_of
 
 COMPONENTS: Final = ("text", "mtp", "vision")
 
@@ -126,11 +126,11 @@ class OpenedModel:
 
     @property
     def bindings(self) -> tuple[Binding, ...]:
-        return model_bindings(self.config)
+        return bindings_of(self.config, self.objects)
 
     @property
     def uses(self) -> tuple[Use, ...]:
-        return model_uses(self.config)
+        return uses_of(self.config, self.objects)
 
     def read_float32(self, component: str = "text") -> Iterator[tuple[ModelObject, Float32Array]]:
         """Materialise one component, object by object.

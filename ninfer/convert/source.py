@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
+from ninfer.artifact.container import is_container
+from ninfer.artifact.safetensors_file import open_safetensors
 from ninfer.contract.errors import ModelFileError
 from ninfer.convert.hf_checkpoint import CONFIG_NAME, open_hf_directory
+from ninfer.convert.ninfer_artifact import open_artifact
 from ninfer.convert.opened_model import OpenedModel
+
+_GGUF_MAGIC: Final = b"GGUF"
 
 
 def open_model(path: Path) -> OpenedModel:
@@ -14,12 +20,35 @@ def open_model(path: Path) -> OpenedModel:
 
     Raises ModelFileError.
     """
-    if path.is_dir():
+    try:
+        is_folder, is_file, exists = path.is_dir(), path.is_file(), path.exists()
+    except OSError as error:
+        raise ModelFileError(path, None, error.strerror or str(error)) from None
+    if is_folder:
         return _open_directory(path)
-    raise ModelFileError(path, None, "no such file or directory")
+    if is_file:
+        return _open_file(path)
+    problem = "neither a directory nor a regular file" if exists else "no such file or directory"
+    raise ModelFileError(path, None, problem)
 
 
 def _open_directory(folder: Path) -> OpenedModel:
     if not (folder / CONFIG_NAME).exists():
         raise ModelFileError(folder, None, f"not a model directory: it has no {CONFIG_NAME}")
     return open_hf_directory(folder)
+
+
+def _open_file(path: Path) -> OpenedModel:
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(_GGUF_MAGIC))
+    except OSError as error:
+        raise ModelFileError(path, None, error.strerror or str(error)) from None
+    if magic == _GGUF_MAGIC:
+        raise ModelFileError(path, None, "GGUF files are not supported")
+    opened = open_safetensors(path)
+    if not is_container(opened):
+        raise ModelFileError(
+            path, None, "a safetensors file that is no .ninfer artifact; name its directory instead"
+        )
+    return open_artifact(opened)

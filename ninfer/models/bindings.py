@@ -1,4 +1,4 @@
-"""Bindings and uses of a model's objects, derived from its configuration.
+"""Bindings and uses of a model's objects.
 
 Shared objects appear once as an object and several times as a use: the embedding matrix is also
 the head of a tied model, and the MTP module reads embedding and head of the main model.
@@ -6,29 +6,39 @@ the head of a tied model, and the MTP module reads embedding and head of the mai
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from ninfer.artifact.bindings import ActivationPrecision, Binding, Use
 from ninfer.contract.model import ModelConfig, ModelObject
-from ninfer.models.parameters import model_objects
 
 EMBEDDING: Final = "embed_tokens"
 HEAD: Final = "lm_head"
 _WIDE: Final = (ActivationPrecision.A16,)
 """Weights of 16 and 32 bits meet activations of 16 bits or more."""
+_VISION_PREFIX: Final = "visual."
 
 
-def model_bindings(config: ModelConfig) -> tuple[Binding, ...]:
-    """One binding for every logical parameter, the tied head included."""
-    bindings = [binding for item in model_objects(config) for binding in _object_bindings(item)]
+def is_vision_object(name: str) -> bool:
+    return name.startswith(_VISION_PREFIX)
+
+
+def vision_object_name(leaf: str) -> str:
+    """Name of a vision object; `leaf` is its name inside the tower."""
+    return _VISION_PREFIX + leaf
+
+
+def bindings_of(config: ModelConfig, objects: Iterable[ModelObject]) -> tuple[Binding, ...]:
+    """One binding for every logical parameter of `objects`, and one for a tied head."""
+    bindings = [binding for item in objects for binding in _object_bindings(item)]
     if config.tie_word_embeddings:
         bindings.append(Binding(HEAD, EMBEDDING, 0, config.vocab_size))
     return tuple(bindings)
 
 
-def model_uses(config: ModelConfig) -> tuple[Use, ...]:
-    uses = [Use(item.name, item.name, _WIDE) for item in model_objects(config)]
+def uses_of(config: ModelConfig, objects: Iterable[ModelObject]) -> tuple[Use, ...]:
+    """Every object's own use, then those of shared objects."""
+    uses = [Use(item.name, item.name, _WIDE) for item in objects]
     head = EMBEDDING if config.tie_word_embeddings else HEAD
     if config.tie_word_embeddings:
         uses.append(Use(head, HEAD, _WIDE))
