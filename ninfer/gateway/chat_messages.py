@@ -1,0 +1,181 @@
+"""The `messages` of chat requests -> ChatMessage, in all forms that clients send.
+
+Null, absent, empty text and an empty list are the same empty content. Nothing is merged or moved
+here: where a system message may stand is the template's affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ninfer.contract.chat import ChatMessage, Role, TextPart, ToolCall
+from ninfer.contract.errors import RequestError
+from ninfer.gateway.fields import (
+    Fields,
+    invalid_type,
+    invalid_value,
+    missing,
+    unsupported_value,
+)
+from ninfer.gateway.json_text import parse_json
+
+_ROLES: Final[Mapping[str, Role]] = {
+    "system": "system",
+    "developer": "developer",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+_TEXT_KEYS: Final[Mapping[str, str]] = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+}
+_REASONING_KEYS: Final[Mapping[str, str]] = {"thinking": "thinking", "reasoning": "text"}
+_MEDIA: Final = frozenset({"image_url", "video_url", "input_image", "image", "video"})
+_UNSUPPORTED: Final = frozenset({"input_audio", "file", "input_file"})
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """`is_prefill`: the last message says itself that it is to be continued."""
+
+    messages: tuple[ChatMessage, ...]
+    is_prefill: bool
+
+
+def parse_messages(fields: Fields) -> Conversation:
+    """Raises RequestError naming the message and the part."""
+    values = fields.sequence("messages")
+    if values is None:
+        raise missing(fields.path_of("messages"))
+    if not values:
+        raise invalid_value(fields.path_of("messages"), "must not be empty")
+    entries = tuple(fields.children("messages"))
+    messages = tuple(_message(entry) for entry in entries)
+    last = entries[-1]
+    asks = last.get("prefix") is True or last.get("partial") is True
+    return Conversation(messages, asks and messages[-1].role == "assistant")
+
+
+def _message(fields: Fields) -> ChatMessage:
+    role = _role(fields)
+    texts, thoughts = _content(fields, role)
+    reasoning: str | None = None
+    calls: tuple[ToolCall, ...] = ()
+    if role == "assistant":
+        name = fields.first_of(("reasoning_content", "reasoning"))
+        reasoning = fields.string(name) if name else ("".join(thoughts) if thoughts else None)
+        calls = _tool_calls(fields)
+    return ChatMessage(
+        role=role,
+        content=tuple(TextPart(text) for text in texts),
+        reasoning_content=reasoning,
+        tool_calls=calls,
+        tool_call_id=fields.string("tool_call_id") if role == "tool" else None,
+    )
+
+
+def _role(fields: Fields) -> Role:
+    name = fields.string("role")
+    if name is None:
+        raise missing(fields.path_of("role"))
+    role = _ROLES.get(name.lower())
+    if role is None:
+        raise invalid_value(fields.path_of("role"), f"must be one of {', '.join(_ROLES)}")
+    return role
+
+
+def _content(fields: Fields, role: Role) -> tuple[list[str], list[str]]:
+    """(texts, thoughts) of the content."""
+    value = fields.get("content")
+    path = fields.path_of("content")
+    texts: list[str] = []
+    thoughts: list[str] = []
+    if value is None:
+        return texts, thoughts
+    if isinstance(value, str):
+        return ([value] if value else []), thoughts
+    if not isinstance(value, list):
+        raise invalid_type(path, "a string or a list of parts", value)
+    for index, item in enumerate(value):
+        part_path = f"{path}[{index}]"
+        if isinstance(item, str):
+            texts.append(item)
+        elif isinstance(item, dict):
+            _part(Fields(item, part_path), role, texts, thoughts)
+        else:
+            raise invalid_type(part_path, "an object", item)
+    return texts, thoughts
+
+
+def _part(part: Fields, role: Role, texts: list[str], thoughts: list[str]) -> None:
+    kind = part.string("type")
+    path = part.path_of("type")
+    if kind is None:
+        raise missing(path)
+    if kind in _TEXT_KEYS:
+        texts.append(_required_text(part, _TEXT_KEYS[kind]))
+    elif kind in _REASONING_KEYS and role == "assistant":
+        thoughts.append(part.string(_REASONING_KEYS[kind]) or "")
+    elif kind in _MEDIA:
+        raise unsupported_value(part.path, "this model takes no pictures or videos")
+    elif kind in _UNSUPPORTED:
+        raise unsupported_value(part.path, "audio and files cannot be read")
+    else:
+        raise invalid_value(path, f"must be one of {', '.join(_TEXT_KEYS)}")
+
+
+def _required_text(part: Fields, name: str) -> str:
+    text = part.string(name)
+    if text is None:
+        raise missing(part.path_of(name))
+    return text
+
+
+def _tool_calls(fields: Fields) -> tuple[ToolCall, ...]:
+    calls = tuple(_tool_call(entry) for entry in fields.children("tool_calls"))
+    legacy = fields.child("function_call")
+    if legacy is None or calls:
+        return calls
+    return (ToolCall(_call_name(legacy), _arguments(legacy)),)
+
+
+def _tool_call(entry: Fields) -> ToolCall:
+    call_id = entry.string("id")
+    custom = entry.child("custom")
+    if custom is not None:
+        return ToolCall(_call_name(custom), {"input": custom.string("input") or ""}, call_id)
+    function = entry.child("function")
+    if function is None:
+        raise missing(entry.path_of("function"))
+    return ToolCall(_call_name(function), _arguments(function), call_id)
+
+
+def _call_name(function: Fields) -> str:
+    name = function.string("name")
+    if not name:
+        raise missing(function.path_of("name"))
+    return name
+
+
+def _arguments(function: Fields) -> Mapping[str, Any] | str:
+    """An object, also from its JSON text; any other text stays as it is."""
+    value = function.get("arguments")
+    if value is None:
+        return {}
+    if isinstance(value, dict):
+        return value
+    if not isinstance(value, str):
+        raise invalid_type(function.path_of("arguments"), "a string or an object", value)
+    if not value.strip():
+        return {}
+    try:
+        decoded = parse_json(value.encode("utf-8")).value
+    except RequestError:
+        return value
+    return decoded if isinstance(decoded, dict) else value

@@ -1,0 +1,139 @@
+"""The body of /v1/chat/completions, checked field by field -> ChatRequest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ninfer.contract.chat import ChatPrompt, GenerationParams
+from ninfer.contract.errors import RequestError
+from ninfer.gateway.chat_messages import Conversation, parse_messages
+from ninfer.gateway.fields import Fields, invalid_value, missing, unsupported_parameter
+from ninfer.gateway.generation_fields import (
+    MAX_TOP_LOGPROBS,
+    OPENAI_SPELLINGS,
+    check_hints,
+    parse_num_choices,
+    parse_params,
+    refuse_constraints,
+)
+from ninfer.gateway.thinking import parse_enable_thinking, parse_hide_reasoning
+from ninfer.gateway.tool_fields import parse_tools
+
+_TEMPLATE_OWN: Final = ("messages", "tools", "add_generation_prompt", "continue_final_message")
+_HOSTED: Final = ("web_search_options", "moderation")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """`model` is the name the client sent, or None.
+
+    include_usage      a stream ends with a usage chunk
+    continuous_usage   every chunk of a stream carries the usage so far
+    hide_reasoning     reasoning is generated and counted but not sent
+    """
+
+    model: str | None
+    chat: ChatPrompt
+    params: GenerationParams
+    num_choices: int
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    hide_reasoning: bool
+
+
+def parse_chat_request(fields: Fields, vocab_size: int) -> ChatRequest:
+    """Raises RequestError. Unknown fields are ignored; unsupported guarantees are not."""
+    _refuse_unsupported(fields)
+    check_hints(fields)
+    conversation = parse_messages(fields)
+    stream_options = fields.child("stream_options")
+    return ChatRequest(
+        model=fields.string("model"),
+        chat=_chat_prompt(fields, conversation),
+        params=parse_params(
+            fields,
+            OPENAI_SPELLINGS,
+            vocab_size,
+            top_logprobs=_top_logprobs(fields),
+            split_reasoning=True,
+        ),
+        num_choices=parse_num_choices(fields),
+        stream=fields.flag("stream"),
+        include_usage=stream_options is not None and stream_options.flag("include_usage"),
+        continuous_usage=(
+            stream_options is not None and stream_options.flag("continuous_usage_stats")
+        ),
+        hide_reasoning=parse_hide_reasoning(fields),
+    )
+
+
+def _chat_prompt(fields: Fields, conversation: Conversation) -> ChatPrompt:
+    is_continued = fields.flag("continue_final_message") or conversation.is_prefill
+    add_prompt = fields.boolean("add_generation_prompt")
+    path = fields.path_of("continue_final_message")
+    if is_continued and add_prompt:
+        raise invalid_value(path, "excludes add_generation_prompt")
+    if is_continued and conversation.messages[-1].role != "assistant":
+        raise invalid_value(path, "needs an assistant message at the end")
+    return ChatPrompt(
+        messages=conversation.messages,
+        tools=parse_tools(fields),
+        template_kwargs=_template_kwargs(fields),
+        add_generation_prompt=not is_continued and add_prompt is not False,
+        continue_final_message=is_continued,
+    )
+
+
+def _template_kwargs(fields: Fields) -> dict[str, Any]:
+    given = fields.child("chat_template_kwargs") or Fields({})
+    given.boolean("enable_thinking")
+    for name in _TEMPLATE_OWN:
+        if given.has(name):
+            raise invalid_value(given.path_of(name), "is a field of the request itself")
+    kwargs = {name: value for name, value in given.values.items() if value is not None}
+    enable_thinking = parse_enable_thinking(fields)
+    if enable_thinking is not None:
+        kwargs.setdefault("enable_thinking", enable_thinking)
+    return kwargs
+
+
+def _top_logprobs(fields: Fields) -> int | None:
+    """None: no logprobs; else how many alternatives each entry lists."""
+    wanted = fields.flag("logprobs")
+    count = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
+    if count is None:
+        return 0 if wanted else None
+    if not wanted:
+        raise invalid_value(fields.path_of("top_logprobs"), "needs logprobs to be true")
+    return count
+
+
+def _refuse_unsupported(fields: Fields) -> None:
+    refuse_constraints(fields)
+    _check_response_format(fields)
+    for name in _HOSTED:
+        if fields.get(name) not in (None, {}, [], False):
+            raise unsupported_parameter(fields.path_of(name), "it needs a hosted service")
+    modalities = fields.sequence("modalities")
+    if modalities is not None and (not modalities or any(item != "text" for item in modalities)):
+        raise RequestError(
+            "unsupported_value", "'modalities' must be text alone.", fields.path_of("modalities")
+        )
+
+
+def _check_response_format(fields: Fields) -> None:
+    response_format = fields.child("response_format")
+    if response_format is None:
+        return
+    path = response_format.path_of("type")
+    kind = response_format.string("type")
+    if kind is None:
+        raise missing(path)
+    if kind in ("json_object", "json_schema", "structural_tag"):
+        raise RequestError(
+            "unsupported_value", f"'{path}' must be text: structured output is not available.", path
+        )
+    if kind != "text":
+        raise invalid_value(path, "must be one of text, json_object, json_schema")

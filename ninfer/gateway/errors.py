@@ -1,0 +1,152 @@
+"""Errors as clients see them: one table from code to status and type, and the error object.
+
+Nothing here puts a path, a stack trace or prompt text into an answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ninfer.contract.errors import NInferError, RequestError, Unavailable
+
+MAX_RETRY_AFTER_S: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRule:
+    """How one code is answered.
+
+    code          public code, where it is not the error's own
+    message       public text, where the error's own may speak of our insides
+    should_retry  the `x-should-retry` header, which client libraries obey; None: not sent
+    """
+
+    status: int
+    type: str
+    code: str | None = None
+    message: str | None = None
+    should_retry: bool | None = None
+
+
+_BAD_REQUEST: Final = ErrorRule(400, "invalid_request_error")
+_OVERLOADED: Final = ErrorRule(429, "rate_limit_error", should_retry=True)
+_UNAVAILABLE: Final = ErrorRule(503, "server_error", should_retry=True)
+_INTERNAL: Final = ErrorRule(
+    500, "server_error", code="internal_error", message="The server failed on this request."
+)
+
+ERROR_RULES: Final[Mapping[str, ErrorRule]] = {
+    "context_length_exceeded": _BAD_REQUEST,
+    "invalid_json": _BAD_REQUEST,
+    "invalid_prompt": _BAD_REQUEST,
+    "invalid_template": _BAD_REQUEST,
+    "invalid_type": _BAD_REQUEST,
+    "invalid_value": _BAD_REQUEST,
+    "missing_required_parameter": _BAD_REQUEST,
+    "model_not_found": ErrorRule(404, "invalid_request_error"),
+    "tokenizer_unavailable": _BAD_REQUEST,
+    "unsupported_parameter": _BAD_REQUEST,
+    "unsupported_value": _BAD_REQUEST,
+    # Raised by the gateway itself.
+    "invalid_http": _BAD_REQUEST,
+    "invalid_request_encoding": _BAD_REQUEST,
+    "method_not_allowed": ErrorRule(405, "invalid_request_error"),
+    "not_found": ErrorRule(404, "invalid_request_error"),
+    "request_timeout": ErrorRule(408, "invalid_request_error"),
+    "request_too_large": ErrorRule(413, "invalid_request_error"),
+    "unsupported_content_encoding": ErrorRule(415, "invalid_request_error"),
+    "unsupported_media_type": ErrorRule(415, "invalid_request_error"),
+    # Not the client's fault.
+    "deadline_exceeded": ErrorRule(408, "timeout_error", should_retry=False),
+    "engine_unavailable": _UNAVAILABLE,
+    "model_loading": _UNAVAILABLE,
+    "request_queue_timeout": _UNAVAILABLE,
+    "server_draining": _UNAVAILABLE,
+    "server_overloaded": _OVERLOADED,
+    "device_error": ErrorRule(
+        503,
+        "server_error",
+        code="engine_unavailable",
+        message="The device that runs the model failed.",
+        should_retry=True,
+    ),
+    "internal_error": _INTERNAL,
+    "invalid_model_file": _INTERNAL,
+    "invalid_option": _INTERNAL,
+    "non_finite_logits": ErrorRule(
+        500,
+        "server_error",
+        code="internal_error",
+        message="The model's output for this request was not finite.",
+        should_retry=False,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorAnswer:
+    """`body` is the whole JSON object: `{"error": {message, type, param, code}}`."""
+
+    status: int
+    body: Mapping[str, Any]
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class RoutingError(RequestError):
+    """A RequestError that needs headers of its own, such as `Allow`."""
+
+    def __init__(self, code: str, message: str, headers: Mapping[str, str]) -> None:
+        super().__init__(code, message)
+        self.headers = headers
+
+
+def is_expected(error: BaseException) -> bool:
+    """Whether the error says something about the request or the load, not about a fault of ours."""
+    return isinstance(error, RequestError | Unavailable)
+
+
+def describe_error(error: BaseException) -> ErrorAnswer:
+    """What a client is told of any exception."""
+    own_code = error.code if isinstance(error, NInferError) else "internal_error"
+    rule = ERROR_RULES.get(own_code, _INTERNAL)
+    message = rule.message or (error.message if isinstance(error, NInferError) else "")
+    param = error.param if isinstance(error, RequestError) else None
+    body = {
+        "error": {
+            "message": message,
+            "type": rule.type,
+            "param": param,
+            "code": rule.code or own_code,
+        }
+    }
+    return ErrorAnswer(rule.status, body, _headers(error, rule))
+
+
+def context_length_error(num_tokens: int, max_context: int, param: str) -> RequestError:
+    """Worded for every client that recognises an overflow by its text."""
+    return RequestError(
+        "context_length_exceeded",
+        f"This model's maximum context length is {max_context} tokens. However, your request has"
+        f" {num_tokens} prompt tokens (prompt is too long: {num_tokens} tokens > {max_context}"
+        " maximum). Please reduce the length of the messages. [context_length_exceeded]",
+        param,
+    )
+
+
+def _headers(error: BaseException, rule: ErrorRule) -> dict[str, str]:
+    headers = dict(error.headers) if isinstance(error, RoutingError) else {}
+    if rule.should_retry is not None:
+        headers["x-should-retry"] = "true" if rule.should_retry else "false"
+    if rule.status in (429, 503):
+        estimate_s = error.retry_after_s if isinstance(error, Unavailable) else None
+        headers["Retry-After"] = str(_retry_after(estimate_s))
+    return headers
+
+
+def _retry_after(estimate_s: float | None) -> int:
+    if estimate_s is None or not math.isfinite(estimate_s):
+        return 1
+    return min(max(math.ceil(estimate_s), 1), MAX_RETRY_AFTER_S)

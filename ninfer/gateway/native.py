@@ -1,0 +1,189 @@
+"""/generate: raw text or token ids in, text and token ids out; no template, no reasoning split."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from ninfer.contract.chat import Frontend
+from ninfer.contract.generation import (
+    Admitted,
+    Finish,
+    Finished,
+    GenerationRequest,
+    OutputDelta,
+    Progress,
+    Timings,
+    Usage,
+)
+from ninfer.contract.prompt import PreparedPrompt
+from ninfer.contract.sampling import GeneratedToken
+from ninfer.gateway.answer_parts import (
+    finish_reason,
+    finite_logprob,
+    require_logprobs,
+    timings_object,
+)
+from ninfer.gateway.choices import Choices, LiveEvent, build_requests
+from ninfer.gateway.errors import context_length_error
+from ninfer.gateway.exchange import Exchange
+from ninfer.gateway.lifecycle import ServedModel
+from ninfer.gateway.native_request import NativePrompt, NativeRequest, parse_native_request
+from ninfer.gateway.request_ids import new_id
+from ninfer.gateway.sse import DONE_FRAME, data_frame
+
+
+async def generate(exchange: Exchange) -> web.StreamResponse:
+    """Raises RequestError, Unavailable and what the engine reports before a stream has begun."""
+    model = exchange.lifecycle.require_model()
+    vocab_size = model.frontend.vocab_size
+    request = await exchange.read(lambda fields: parse_native_request(fields, vocab_size))
+    requests: list[GenerationRequest] = []
+    outputs: list[NativeOutput] = []
+    for prompt, given_id in zip(request.prompts, request.ids, strict=True):
+        prepared = await _prepare(model, prompt, request.prompt_field)
+        engine_id = new_id("gen-")
+        requests += build_requests(model, engine_id, prepared, request.params, request.num_choices)
+        outputs += [
+            NativeOutput(given_id or engine_id, request, model.frontend)
+            for _ in range(request.num_choices)
+        ]
+    async with Choices(model.engine, requests) as choices:
+        if request.stream:
+            return await _stream(exchange, request, outputs, choices)
+        return await _collect(exchange, request, outputs, choices)
+
+
+async def _prepare(model: ServedModel, prompt: NativePrompt, name: str) -> PreparedPrompt:
+    if isinstance(prompt, str):
+        prepared = await model.frontend.prepare_text(prompt)
+    else:
+        prepared = model.frontend.prepare_ids(prompt)
+    max_context = model.engine.max_context
+    if prepared.num_tokens > max_context:
+        raise context_length_error(prepared.num_tokens, max_context, name)
+    return prepared
+
+
+async def _collect(
+    exchange: Exchange, request: NativeRequest, outputs: list[NativeOutput], choices: Choices
+) -> web.StreamResponse:
+    async for index, event in choices:
+        outputs[index].add(event)
+    answers = [output.answer() for output in outputs]
+    return exchange.json(answers if _is_list(request) else answers[0])
+
+
+async def _stream(
+    exchange: Exchange, request: NativeRequest, outputs: list[NativeOutput], choices: Choices
+) -> web.StreamResponse:
+    """Frames of a cumulative stream replace each other, so a reader that is behind skips some."""
+    index, event = await anext(choices)
+    outputs[index].add(event)
+    async with exchange.stream() as stream:
+        async for index, event in choices:
+            output = outputs[index]
+            output.add(event)
+            is_skipped = stream.is_behind and not request.incremental
+            if isinstance(event, Finished) or (isinstance(event, Progress) and not is_skipped):
+                answer = output.step() if request.incremental else output.answer()
+                if _is_list(request):
+                    answer["index"] = index
+                await stream.send((data_frame(answer),))
+        await stream.send((DONE_FRAME,))
+    return stream.response
+
+
+def _is_list(request: NativeRequest) -> bool:
+    return request.is_batch or request.num_choices > 1
+
+
+@dataclass(slots=True)
+class _Pieces:
+    """Text, token ids and logprobs of a stretch of output."""
+
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    token_logprobs: list[list[Any]] = field(default_factory=list)
+    top_logprobs: list[list[list[Any]]] = field(default_factory=list)
+
+
+class NativeOutput:
+    """One choice's output: `answer` has all of it, `step` what came since the last `step`."""
+
+    def __init__(self, answer_id: str, request: NativeRequest, frontend: Frontend) -> None:
+        self._answer_id = answer_id
+        self._frontend = frontend
+        self._wants_logprobs = request.params.top_logprobs is not None
+        self._wants_text = request.text_in_logprobs
+        self._start_s = asyncio.get_running_loop().time()
+        self._pieces = _Pieces()
+        self._usage = Usage(0)
+        self._finish: Finish | None = None
+        self._timings: Timings | None = None
+
+    def add(self, event: LiveEvent) -> None:
+        self._usage = event.usage
+        if isinstance(event, Admitted):
+            return
+        for delta in event.deltas:
+            self._add_delta(delta)
+        if isinstance(event, Finished):
+            self._finish, self._timings = event.finish, event.timings
+
+    def answer(self) -> dict[str, Any]:
+        return {
+            "text": "".join(self._pieces.texts),
+            "output_ids": self._pieces.token_ids,
+            "meta_info": self._meta_info(),
+        }
+
+    def step(self) -> dict[str, Any]:
+        answer = self.answer()
+        self._pieces = _Pieces()
+        return answer
+
+    def _add_delta(self, delta: OutputDelta) -> None:
+        self._pieces.texts.append(delta.text)
+        for token in delta.tokens:
+            self._pieces.token_ids.append(token.token_id)
+            if self._wants_logprobs:
+                self._add_logprobs(token)
+
+    def _add_logprobs(self, token: GeneratedToken) -> None:
+        logprobs = require_logprobs(token)
+        self._pieces.token_logprobs.append(self._triple(token.token_id, logprobs.logprob))
+        self._pieces.top_logprobs.append(
+            [self._triple(token_id, logprob) for token_id, logprob in logprobs.top]
+        )
+
+    def _triple(self, token_id: int, logprob: float) -> list[Any]:
+        text = self._frontend.token_text(token_id) if self._wants_text else None
+        return [finite_logprob(logprob), token_id, text]
+
+    def _meta_info(self) -> dict[str, Any]:
+        usage = self._usage
+        meta: dict[str, Any] = {
+            "id": self._answer_id,
+            "finish_reason": self._finish_object(),
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "e2e_latency": asyncio.get_running_loop().time() - self._start_s,
+        }
+        if self._timings is not None:
+            meta["timings"] = timings_object([self._timings], usage.completion_tokens)
+        if self._wants_logprobs:
+            meta["output_token_logprobs"] = self._pieces.token_logprobs
+            meta["output_top_logprobs"] = self._pieces.top_logprobs
+        return meta
+
+    def _finish_object(self) -> dict[str, Any] | None:
+        if self._finish is None:
+            return None
+        if finish_reason(self._finish) == "stop":
+            return {"type": "stop", "matched": self._finish.matched}
+        return {"type": "length", "length": self._usage.completion_tokens}

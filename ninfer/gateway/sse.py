@@ -1,0 +1,137 @@
+"""Server-sent events: framing, wall-clock keep-alive and the cut-off of readers that fall behind.
+
+An EventStream is an async context manager around the life of one streamed answer:
+
+    enter: status line and headers -> send(frames)* -> finish() | an error frame -> leave
+
+The engine never waits for a reader: frames go to the socket's buffer, and whoever lets it grow too
+long, or takes nothing for too long, loses the connection and with it the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Final, Self
+
+import orjson
+from aiohttp import web
+from aiohttp.http import StreamWriter
+
+from ninfer.contract.errors import InvariantError
+from ninfer.gateway.limits import GatewayLimits
+
+KEEP_ALIVE_FRAME: Final = b": keep-alive\n\n"
+DONE_FRAME: Final = b"data: [DONE]\n\n"
+HEADERS: Final[Mapping[str, str]] = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+
+
+class SlowReaderError(ConnectionError):
+    """The client read too little for too long; its connection has been aborted."""
+
+
+def data_frame(payload: object) -> bytes:
+    """One event. JSON escapes line breaks, so a single `data:` line always suffices."""
+    return b"data: " + orjson.dumps(payload) + b"\n\n"
+
+
+class EventStream:
+    """One event-stream answer. Used by the task that made it."""
+
+    def __init__(
+        self, request: web.BaseRequest, headers: Mapping[str, str], limits: GatewayLimits
+    ) -> None:
+        self._request = request
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._last_write_s = 0.0
+        self._watch: asyncio.Task[None] | None = None
+        self._writer: StreamWriter | None = None
+        self._has_ended = False
+        self.response = web.StreamResponse(headers={**HEADERS, **headers})
+
+    async def __aenter__(self) -> Self:
+        writer = await self.response.prepare(self._request)
+        if not isinstance(writer, StreamWriter):
+            raise InvariantError("an event stream needs a plain HTTP connection")
+        writer.send_headers()
+        self._writer = writer
+        self._last_write_s = self._loop.time()
+        self._watch = asyncio.create_task(self._watch_reader(writer))
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait((self._watch,))
+
+    @property
+    def is_behind(self) -> bool:
+        """The reader has not taken everything yet."""
+        return self._buffered_bytes() > 0
+
+    async def send(self, frames: Iterable[bytes]) -> None:
+        """Send whole frames in one write. Never waits. Raises ConnectionError."""
+        data = b"".join(frames)
+        if data:
+            await self._write(data)
+
+    async def finish(self) -> None:
+        """End the body and wait until the reader has it; the cut-off still holds meanwhile."""
+        self._has_ended = True
+        await self.response.write_eof()
+
+    async def _write(self, data: bytes) -> None:
+        if self._writer is None:
+            raise InvariantError("an event stream was written before it was entered")
+        await self._writer.write(data, drain=False)
+        self._last_write_s = self._loop.time()
+        if self._buffered_bytes() > self._limits.stream_buffer_bytes:
+            self._abort()
+            raise SlowReaderError("the reader fell too far behind")
+
+    async def _watch_reader(self, writer: StreamWriter) -> None:
+        """Comment on silence; abort when nothing was taken for `write_timeout_s`."""
+        try:
+            await self._keep_watch(writer)
+        except ConnectionError:
+            return  # the task that owns the stream is cancelled with its connection
+
+    async def _keep_watch(self, writer: StreamWriter) -> None:
+        taken_bytes = 0
+        progress_s = self._loop.time()
+        while True:
+            now_s = self._loop.time()
+            buffered = self._buffered_bytes()
+            if not buffered or writer.output_size - buffered != taken_bytes:
+                taken_bytes = writer.output_size - buffered
+                progress_s = now_s
+            elif now_s - progress_s >= self._limits.write_timeout_s:
+                self._abort()
+                return
+            silent_s = now_s - self._last_write_s
+            is_silent = silent_s >= self._limits.keep_alive_interval_s
+            if is_silent and not buffered and not self._has_ended:
+                await self._write(KEEP_ALIVE_FRAME)
+                silent_s = 0.0
+            wait_s = self._limits.keep_alive_interval_s - silent_s
+            await asyncio.sleep(max(min(wait_s, self._limits.write_timeout_s / 4), 0.005))
+
+    def _buffered_bytes(self) -> int:
+        transport = self._request.transport
+        return 0 if transport is None else transport.get_write_buffer_size()
+
+    def _abort(self) -> None:
+        transport = self._request.transport
+        if transport is not None:
+            transport.abort()

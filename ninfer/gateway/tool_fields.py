@@ -1,0 +1,116 @@
+"""The `tools` of chat requests: checked and brought to one shape for the template.
+
+Calls are not parsed out of answers yet, so tools are taken only when the client rules calls out
+with `tool_choice: "none"`; everything else would quietly lose them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ninfer.gateway.fields import (
+    Fields,
+    invalid_type,
+    invalid_value,
+    missing,
+    unsupported_parameter,
+)
+
+MAX_TOOLS: Final = 512
+_NAME: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+_CHOICES: Final = ("none", "auto", "required", "any")
+_FREE_FORM: Final[Mapping[str, Any]] = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+}
+
+
+def parse_tools(fields: Fields) -> tuple[Mapping[str, Any], ...]:
+    """OpenAI tool objects for the template. Raises RequestError naming the tool."""
+    fields.boolean("parallel_tool_calls")
+    tools = [tool for entry in fields.children("tools") if (tool := _tool(entry)) is not None]
+    tools += [_wrap(_function(entry)) for entry in fields.children("functions")]
+    if len(tools) > MAX_TOOLS:
+        raise invalid_value(fields.path_of("tools"), f"must have at most {MAX_TOOLS} entries")
+    _check_unique(fields, tools)
+    choice = _choice(fields)
+    if not tools and choice in ("required", "any", "named"):
+        raise invalid_value(fields.path_of("tool_choice"), "needs tools to choose from")
+    if tools and choice != "none":
+        name = "tools" if fields.has("tools") else "functions"
+        raise unsupported_parameter(
+            fields.path_of(name), "tool calls are only possible with tool_choice none"
+        )
+    return tuple(tools)
+
+
+def _choice(fields: Fields) -> str:
+    name = fields.first_of(("tool_choice", "function_call"))
+    if name is None:
+        return "auto"
+    value = fields.get(name)
+    if isinstance(value, dict):
+        return "named"
+    if not isinstance(value, str):
+        raise invalid_type(fields.path_of(name), "a string or an object", value)
+    return fields.choice(name, _CHOICES) or "auto"
+
+
+def _tool(entry: Fields) -> Mapping[str, Any] | None:
+    """None for a type that only hosted services run."""
+    kind = entry.string("type")
+    if kind == "custom":
+        custom = entry.child("custom") or entry
+        description = custom.string("description")
+        return _wrap(_described(_name(custom), description, _FREE_FORM))
+    if kind not in (None, "function"):
+        return None
+    return _wrap(_function(entry.child("function") or entry))
+
+
+def _function(function: Fields) -> Mapping[str, Any]:
+    parameters = function.child("parameters")
+    function.boolean("strict")
+    return _described(
+        _name(function),
+        function.string("description"),
+        parameters.values if parameters is not None else None,
+    )
+
+
+def _described(
+    name: str, description: str | None, parameters: Mapping[str, Any] | None
+) -> Mapping[str, Any]:
+    function: dict[str, Any] = {"name": name}
+    if description is not None:
+        function["description"] = description
+    if parameters is not None:
+        function["parameters"] = parameters
+    return function
+
+
+def _wrap(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"type": "function", "function": function}
+
+
+def _name(function: Fields) -> str:
+    name = function.string("name")
+    if name is None:
+        raise missing(function.path_of("name"))
+    if not _NAME.fullmatch(name):
+        raise invalid_value(
+            function.path_of("name"), "must be 1 to 128 of the characters A-Z a-z 0-9 _ . : / -"
+        )
+    return name
+
+
+def _check_unique(fields: Fields, tools: list[Mapping[str, Any]]) -> None:
+    seen: set[str] = set()
+    for tool in tools:
+        name = tool["function"]["name"]
+        if name in seen:
+            raise invalid_value(fields.path_of("tools"), "must have unique names")
+        seen.add(name)
