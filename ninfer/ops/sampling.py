@@ -1,0 +1,163 @@
+"""sampling: choose one token from the logits of one row, with log probabilities on request.
+
+In this order: logprobs of the raw logits; logit_bias; suppressed ids to -inf; repetition penalty
+(prompt and generated: x / r if x > 0 else x r); presence and frequency penalties (generated:
+x - presence - frequency * count); then greedy: the largest, lowest id on ties. Otherwise, sorted by
+(logit descending, id ascending): top_k; weights w = exp((x - max) / T); keep w >= min_p; keep the
+shortest prefix whose mass reaches top_p of the mass before the min_p cut, at least one token; draw
+argmax of log w + G, where G = -log(-log(u)) and u = philox uniform of (seed, position, token id).
+
+Shapes     logits [V]
+Dtypes     adjusted in the dtype of the logits; weights, masses and noise in float64
+Units      temperature divides logits; log probabilities are natural
+Effects    none; a pure function of its arguments, so batch mates and order do not matter
+Errors     OpContractError for another rank, a token id outside [0, V) or top_logprobs above V
+Tolerance  EXACT
+Source     Gumbel-max trick; top_p Holtzman et al. 2019 (arXiv:1904.09751); min_p Nguyen et al. 2024
+           (arXiv:2407.01082); repetition penalty Keskar et al. 2019 (arXiv:1909.05858)
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ninfer.contract.arrays import FloatArray
+from ninfer.contract.sampling import GeneratedToken, SamplingParams, TokenLogprobs
+from ninfer.contract.units import SampleRow
+from ninfer.ops import philox
+from ninfer.ops.checks import fail, require_rank, require_same_dtype
+
+_OP = "sampling"
+_FIRST_PREFIX: Final = 512
+"""Tokens looked at first when top_p is on and top_k is off; grows until the mass is reached."""
+
+TokenIds = NDArray[np.int64]
+
+
+def reference(logits: FloatArray, row: SampleRow) -> GeneratedToken | None:
+    """The row's token, or None when logits are not finite or nothing may be drawn."""
+    require_rank(_OP, "logits", logits, 1)
+    require_same_dtype(_OP, logits)
+    if not np.isfinite(logits).all():
+        return None
+    scores = _adjusted(logits, row)
+    best = int(scores.argmax())
+    if scores[best] == -np.inf:
+        return None
+    token_id = best if row.params.is_greedy else _draw(scores, row)
+    top = row.params.top_logprobs
+    return GeneratedToken(token_id, None if top is None else logprobs(logits, token_id, top))
+
+
+def logprobs(logits: FloatArray, token_id: int, num_top: int) -> TokenLogprobs:
+    """Log softmax at `token_id` and at the `num_top` best tokens."""
+    if not 0 <= num_top <= logits.size:
+        fail(_OP, f"top_logprobs {num_top} outside [0, {logits.size}]")
+    values = logits.astype(np.float64)
+    peak = values.max()
+    values -= peak + np.log(np.exp(values - peak).sum())
+    best = _largest(logits, num_top) if num_top else ()
+    top = tuple((int(index), float(values[index])) for index in best)
+    return TokenLogprobs(float(values[token_id]), top)
+
+
+def _adjusted(logits: FloatArray, row: SampleRow) -> FloatArray:
+    """Bias, suppression and penalties; the logits themselves when there are none."""
+    params = row.params
+    if not (params.logit_bias or row.suppressed_ids or params.counts_tokens):
+        return logits
+    scores = logits.copy()
+    if params.logit_bias:
+        ids = _checked([token for token, _ in params.logit_bias], logits.size)
+        np.add.at(scores, ids, np.array([bias for _, bias in params.logit_bias], scores.dtype))
+    if row.suppressed_ids:
+        scores[_checked(row.suppressed_ids, logits.size)] = -np.inf
+    if params.repetition_penalty != 1.0:
+        ids = _checked(np.union1d(row.prompt_ids, row.generated_ids), logits.size)
+        seen, penalty = scores[ids], params.repetition_penalty
+        scores[ids] = np.where(seen > 0, seen / penalty, seen * penalty)
+    if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
+        ids = _checked(row.generated_ids, logits.size)
+        counts = row.generated_counts.astype(scores.dtype)
+        scores[ids] -= params.presence_penalty + params.frequency_penalty * counts
+    return scores
+
+
+def _checked(token_ids: Any, vocab_size: int) -> TokenIds:
+    ids = np.asarray(token_ids, np.int64)
+    if ids.size and (ids.min() < 0 or ids.max() >= vocab_size):
+        fail(_OP, f"a token id is outside [0, {vocab_size})")
+    return ids
+
+
+def _draw(scores: FloatArray, row: SampleRow) -> int:
+    params = row.params
+    survivors, log_weights = _survivors(scores, params)
+    uniforms = philox.token_uniforms(params.seed, row.position, survivors, int(row.purpose))
+    return int(survivors[(log_weights - np.log(-np.log(uniforms))).argmax()])
+
+
+def _survivors(scores: FloatArray, params: SamplingParams) -> tuple[TokenIds, NDArray[np.float64]]:
+    """Token ids that may be drawn and their log weights (unnormalised, 0 for the best)."""
+    if 0 < params.top_k < scores.size:
+        ids = _largest(scores, params.top_k)
+        return _cut(ids, _log_weights(scores[ids], params), params, None)
+    if params.top_p < 1.0:
+        return _grown_prefix(scores, params)
+    log_weights = _log_weights(scores, params)
+    kept = np.exp(log_weights) >= params.min_p if params.min_p > 0.0 else log_weights > -np.inf
+    ids = np.flatnonzero(kept)
+    return ids, log_weights[ids]
+
+
+def _log_weights(scores: FloatArray, params: SamplingParams) -> NDArray[np.float64]:
+    values = scores.astype(np.float64)
+    values -= values.max()
+    values /= params.temperature
+    return values
+
+
+def _grown_prefix(
+    scores: FloatArray, params: SamplingParams
+) -> tuple[TokenIds, NDArray[np.float64]]:
+    """The same survivors as sorting the whole vocabulary, for the price of the part that counts."""
+    everything = _log_weights(scores, params)
+    mass = float(np.exp(everything).sum())
+    size = _FIRST_PREFIX
+    while True:
+        ids = _largest(scores, min(size, scores.size))
+        reached = np.cumsum(np.exp(everything[ids]))[-1] >= params.top_p * mass
+        if reached or ids.size == scores.size:
+            return _cut(ids, everything[ids], params, mass)
+        size *= 8
+
+
+def _cut(
+    ids: TokenIds, log_weights: NDArray[np.float64], params: SamplingParams, mass: float | None
+) -> tuple[TokenIds, NDArray[np.float64]]:
+    """Apply min_p and top_p to sorted tokens; `mass` is given when `ids` are only a prefix."""
+    weights = np.exp(log_weights)
+    count = weights.size
+    if params.top_p < 1.0:
+        cumulative = np.cumsum(weights)
+        target = params.top_p * (float(cumulative[-1]) if mass is None else mass)
+        count = min(int(np.searchsorted(cumulative, target)) + 1, count)
+    if params.min_p > 0.0:
+        count = min(count, int(np.count_nonzero(weights >= params.min_p)))
+    count = max(count, 1)
+    return ids[:count], log_weights[:count]
+
+
+def _largest(scores: FloatArray, count: int) -> TokenIds:
+    """Ids of the `count` largest, best first, ties to the lower id."""
+    if count < scores.size:
+        threshold = np.partition(scores, scores.size - count)[scores.size - count]
+        ids = np.flatnonzero(scores > threshold)
+        ties = np.flatnonzero(scores == threshold)[: count - ids.size]
+        ids = np.union1d(ids, ties)
+    else:
+        ids = np.arange(scores.size)
+    return ids[np.argsort(-scores[ids], kind="stable")]

@@ -1,0 +1,129 @@
+"""CpuExecutor: runs units with NumPy in one thread of its own.
+
+Only that thread touches weights and memory once the executor is built; the event loop never waits
+for a product. Units run in the order they were asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
+
+import numpy as np
+
+from ninfer.contract.arrays import Float32Array, FloatArray
+from ninfer.contract.errors import DeviceError
+from ninfer.contract.model import ModelConfig
+from ninfer.contract.units import Capacity, RowOutput, SampleRow, UnitRow
+from ninfer.ops import linear, rotary, sampling
+from ninfer.program.executors import cpu_memory
+from ninfer.program.executors.cpu_batch import TokenBatch, check_rows, decode_batch, prefill_batch
+from ninfer.program.executors.cpu_memory import CpuMemory
+from ninfer.program.executors.cpu_model import CpuModel
+
+PASS_TOKENS: Final = 256
+"""Most tokens that go through the layers at once; a longer unit takes several passes, so that
+intermediate arrays stay small whatever the prefill chunk is."""
+
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
+
+
+class CpuExecutor:
+    """Implements contract Executor. Raises MemoryError at construction.
+
+    `weights` are keyed by ModelObject.name, float32, and are not copied; lm_head is missing when
+    tied. A decode row's token and state are the same bits whatever else is in the batch.
+    """
+
+    def __init__(
+        self, config: ModelConfig, weights: Mapping[str, Float32Array], capacity: Capacity
+    ) -> None:
+        self._memory = cpu_memory.allocate(config, capacity)
+        self._model = CpuModel(config, weights, self._memory)
+        self._frequencies = rotary.frequencies(config.attention.rope)
+        self._has_states = config.num_gdn_layers > 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ninfer-cpu")
+        self._is_closed = False
+
+    @property
+    def name(self) -> str:
+        return "cpu"
+
+    @property
+    def memory(self) -> CpuMemory:
+        """To be read between units only."""
+        return self._memory
+
+    async def prefill(self, row: UnitRow) -> RowOutput:
+        return await self._submit("prefill", self._prefill, row)
+
+    async def decode(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
+        return await self._submit("decode", self._decode, rows)
+
+    async def score(self, row: UnitRow) -> Float32Array:
+        return await self._submit("score", self._score, row)
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._thread.shutdown(wait=True)
+
+    async def _submit(
+        self, what: str, work: Callable[[Argument], Result], argument: Argument
+    ) -> Result:
+        if self._is_closed:
+            raise DeviceError(f"cpu executor: {what} after close")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, _guarded, what, work, argument)
+
+    def _prefill(self, row: UnitRow) -> RowOutput:
+        hidden = None
+        for batch in self._passes(row):
+            hidden = self._run(batch)
+        if row.sample is None or hidden is None:
+            return RowOutput(None)
+        return _choose(self._model.logits(hidden[-1:], linear.tiled)[0], row.sample)
+
+    def _decode(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
+        check_rows(rows, has_states=self._has_states)
+        batch = decode_batch(rows, self._frequencies)
+        logits = self._model.logits(self._run(batch), batch.project)
+        return tuple(
+            RowOutput(None) if row.sample is None else _choose(logits[index], row.sample)
+            for index, row in enumerate(rows)
+        )
+
+    def _score(self, row: UnitRow) -> Float32Array:
+        parts = [self._model.logits(self._run(batch), batch.project) for batch in self._passes(row)]
+        return np.concatenate(parts).astype(np.float32, copy=False)
+
+    def _passes(self, row: UnitRow) -> list[TokenBatch]:
+        check_rows((row,), has_states=self._has_states)
+        num_tokens = row.token_ids.size
+        return [
+            prefill_batch(row, first, min(first + PASS_TOKENS, num_tokens), self._frequencies)
+            for first in range(0, num_tokens, PASS_TOKENS)
+        ]
+
+    def _run(self, batch: TokenBatch) -> FloatArray:
+        """The residual stream behind the last layer."""
+        *_, hidden = self._model.hidden_states(batch)
+        return hidden
+
+
+def _guarded(what: str, work: Callable[[Argument], Result], argument: Argument) -> Result:
+    """Top of the thread: numbers may overflow (logits are checked), failures get one type."""
+    try:
+        with np.errstate(all="ignore"):
+            return work(argument)
+    except Exception as error:
+        raise DeviceError(
+            f"cpu executor: {what} failed: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _choose(logits: FloatArray, sample: SampleRow) -> RowOutput:
+    token = sampling.reference(logits, sample)
+    return RowOutput(token, is_finite=token is not None)
