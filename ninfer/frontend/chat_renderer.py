@@ -1,0 +1,192 @@
+"""Conversation -> text by the checkpoint's own template, whatever clients put into it.
+
+    settle spellings (conversation.py)  ->  break up literal control marks (control_text.py)
+      ->  stand in for turns the template refuses  ->  render  ->  put the real turns in place
+
+Stand-ins, for templates that raise (template_traits.py finds out):
+
+* A system message after the first turn is given to the template as a user turn that holds one
+  placeholder inside tool-response marks: such a turn is no question, so the template's rule which
+  thoughts of earlier turns are kept does not move. Its rendered block is then replaced by a system
+  block, in place, with the frame that the template itself gives a leading system message.
+* A conversation without a user message gets an empty one at its start, whose block is cut out.
+* For templates that insist on alternating roles, neighbours of one role are joined by a blank line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ninfer.contract.chat import ChatPrompt
+from ninfer.contract.errors import RequestError
+from ninfer.frontend.control_text import (
+    ControlMarks,
+    GuardedText,
+    map_strings,
+    strings_of,
+    unused_characters,
+    with_guard_unescaped,
+)
+from ninfer.frontend.conversation import TemplateMessage, template_messages
+from ninfer.frontend.template import ChatTemplate
+from ninfer.frontend.template_traits import TemplateTraits, TurnFrame, probe_template
+from ninfer.frontend.tokenizer import replace_surrogates
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A conversation on its way into the template."""
+
+    messages: list[TemplateMessage]
+    tools: list[dict[str, Any]]
+    template_kwargs: dict[str, Any]
+    placeholders: Iterator[str]
+    guard: str | None = None
+    replacements: list[tuple[str, str]] = field(default_factory=list)
+    """(block the template will write, text to put there)"""
+
+
+class ChatRenderer:
+    """Renders ChatPrompts; safe to use from several threads."""
+
+    def __init__(self, template: ChatTemplate, control_texts: Sequence[str]) -> None:
+        self._template = template
+        self._marks = ControlMarks(control_texts)
+        self._traits: TemplateTraits = probe_template(template)
+
+    def render(self, chat: ChatPrompt) -> GuardedText:
+        """Raises RequestError: `invalid_template` with the template's own message,
+        `invalid_prompt`, `unsupported_value`."""
+        draft = self._draft(chat)
+        opening_end = _leave_open(draft) if chat.continue_final_message else None
+        self._stand_in(draft)
+        text = self._template.render(
+            draft.messages,
+            tools=draft.tools,
+            template_kwargs=draft.template_kwargs,
+            add_generation_prompt=chat.add_generation_prompt and opening_end is None,
+        )
+        for block, replacement in draft.replacements:
+            text = _replace_once(text, block, replacement)
+        if opening_end is not None:
+            text = _cut_at(text, opening_end)
+        return with_guard_unescaped(text, draft.guard) if draft.guard else GuardedText(text)
+
+    def _draft(self, chat: ChatPrompt) -> _Draft:
+        value: Any = [template_messages(chat.messages), chat.tools, chat.template_kwargs]
+        try:
+            value = map_strings(value, replace_surrogates)
+        except RecursionError:
+            raise RequestError("invalid_prompt", "nested too deeply", "messages") from None
+        messages, tools, template_kwargs = value
+        texts = list(strings_of(value))
+        placeholders = unused_characters([*texts, self._template.source])
+        draft = _Draft(messages, tools, template_kwargs, placeholders)
+        if self._marks.occur_in(texts):
+            self._guard(draft)
+        return draft
+
+    def _guard(self, draft: _Draft) -> None:
+        guard = next(draft.placeholders)
+
+        def break_up(text: str) -> str:
+            return self._marks.break_up(text, guard)
+
+        draft.guard = guard
+        draft.messages = map_strings(draft.messages, break_up)
+        draft.tools = map_strings(draft.tools, break_up)
+        draft.template_kwargs = map_strings(draft.template_kwargs, break_up)
+
+    def _stand_in(self, draft: _Draft) -> None:
+        traits = self._traits
+        if not traits.takes_repeated_role:
+            draft.messages = _join_neighbours(draft.messages)
+        if traits.user_frame is None:
+            return
+        if not traits.places_late_system and traits.system_frame is not None:
+            _replace_late_system(draft, traits.user_frame, traits.system_frame)
+        if not traits.takes_no_user:
+            _add_missing_user(draft, traits.user_frame)
+
+
+def _replace_late_system(draft: _Draft, user: TurnFrame, system: TurnFrame) -> None:
+    for index, message in enumerate(draft.messages):
+        if index == 0 or message["role"] != "system":
+            continue
+        stand_in = f"<tool_response>\n{next(draft.placeholders)}\n</tool_response>"
+        draft.messages[index] = {"role": "user", "content": stand_in}
+        block = system.around(message["content"].strip())
+        draft.replacements.append((user.around(stand_in), block))
+
+
+def _add_missing_user(draft: _Draft, user: TurnFrame) -> None:
+    stand_ins = {block for block, _ in draft.replacements}
+    for message in draft.messages:
+        if message["role"] == "user" and user.around(message["content"]) not in stand_ins:
+            return
+    stand_in = next(draft.placeholders)
+    place = 1 if draft.messages[0]["role"] == "system" else 0
+    draft.messages.insert(place, {"role": "user", "content": stand_in})
+    draft.replacements.append((user.around(stand_in), ""))
+
+
+def _join_neighbours(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
+    """Join plain user and assistant texts of one role that follow each other."""
+    result: list[TemplateMessage] = []
+    for message in messages:
+        if result and _is_joinable(result[-1], message):
+            contents = (result[-1]["content"], message["content"])
+            joined = "\n\n".join(content for content in contents if content)
+            result[-1] = {**result[-1], "content": joined}
+        else:
+            result.append(message)
+    return result
+
+
+def _is_joinable(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
+    plain = {"role", "content"}
+    return (
+        left["role"] == right["role"]
+        and left["role"] in ("user", "assistant")
+        and left.keys() | right.keys() == plain
+    )
+
+
+def _leave_open(draft: _Draft) -> str:
+    """Mark the place in the last assistant turn where the model is to go on."""
+    message = draft.messages[-1]
+    if message["role"] != "assistant":
+        raise RequestError(
+            "invalid_prompt", "only a last message of the assistant can be continued", "messages"
+        )
+    if message.get("tool_calls"):
+        raise RequestError(
+            "invalid_prompt", "a message with tool calls cannot be continued", "messages"
+        )
+    end = next(draft.placeholders)
+    is_thought = not message["content"] and message.get("reasoning_content")
+    key = "reasoning_content" if is_thought else "content"
+    message[key] += end
+    return end
+
+
+def _replace_once(text: str, block: str, replacement: str) -> str:
+    before, found, after = text.partition(block)
+    if not found:
+        raise RequestError(
+            "invalid_template", "the chat template does not render every turn", "messages"
+        )
+    return before + replacement + after
+
+
+def _cut_at(text: str, end: str) -> str:
+    before, found, _ = text.partition(end)
+    if not found:
+        raise RequestError(
+            "invalid_template",
+            "the chat template does not render the last assistant message",
+            "messages",
+        )
+    return before

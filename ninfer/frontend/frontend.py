@@ -1,0 +1,246 @@
+"""ModelFrontend: the contract's Frontend over one model's tokenizer, template and defaults."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+
+from ninfer.contract.chat import ChatPrompt, GenerationParams
+from ninfer.contract.errors import ModelFileError, RequestError
+from ninfer.contract.generation import GenerationRequest
+from ninfer.contract.model import FrontendResources, ModelConfig
+from ninfer.contract.prompt import PreparedPrompt
+from ninfer.contract.sampling import GREEDY_BELOW, MIN_TEMPERATURE, SamplingParams
+from ninfer.frontend.chat_renderer import ChatRenderer
+from ninfer.frontend.control_text import strings_of
+from ninfer.frontend.generation_defaults import GenerationDefaults, read_generation_config
+from ninfer.frontend.output_session import SessionRules, TextOutputSession
+from ninfer.frontend.prompt import PromptBuilder
+from ninfer.frontend.stops import StopMatcher
+from ninfer.frontend.template import ChatTemplate
+from ninfer.frontend.tokenizer import (
+    THINK_CLOSE,
+    THINK_OPEN,
+    TextTokenizer,
+    replace_surrogates,
+)
+from ninfer.options import SamplingOptions
+
+MAX_INLINE_CHARACTERS: Final = 2_000
+"""Longer prompts are rendered and tokenised in a thread; shorter ones take well under 2 ms."""
+UNLIMITED_TOKENS: Final = 2**31 - 1
+"""Output budget of a request that names none: the context limit ends it."""
+_SEED_MASK: Final = 2**64 - 1
+_CONSTANT_TOKENS: Final = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+T = TypeVar("T")
+
+
+class ModelFrontend:
+    """Text and tokens of one model; see contract Frontend."""
+
+    def __init__(
+        self, config: ModelConfig, resources: FrontendResources, defaults: SamplingOptions
+    ) -> None:
+        """Raises ModelFileError for a bad tokenizer, chat template or generation_config."""
+        self._vocab_size = config.vocab_size
+        self._options = defaults
+        self._model = read_generation_config(resources.generation_config)
+        self._eos_ids = _eos_ids(config, self._model)
+        self._tokenizer = _load_tokenizer(config, resources)
+        self._renderer = _load_renderer(resources, self._tokenizer)
+        self._prompts = PromptBuilder(config.vocab_size, self._tokenizer, self._renderer)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return self._tokenizer is not None
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._renderer is not None
+
+    async def prepare_chat(self, chat: ChatPrompt) -> PreparedPrompt:
+        """Render and tokenise. Raises RequestError: invalid_template, invalid_prompt,
+        unsupported_value (media), tokenizer_unavailable."""
+        return await _call(self._prompts.from_chat, chat, _num_characters(chat))
+
+    async def render_chat(self, chat: ChatPrompt) -> str:
+        """The text `prepare_chat` tokenises; control marks in it need not be control tokens."""
+        return await _call(self._prompts.render, chat, _num_characters(chat))
+
+    async def prepare_text(self, text: str) -> PreparedPrompt:
+        """Raw text; special tokens in it are parsed. Raises RequestError: invalid_prompt,
+        tokenizer_unavailable."""
+        return await _call(self._prompts.from_text, text, len(text))
+
+    def prepare_ids(self, token_ids: tuple[int, ...]) -> PreparedPrompt:
+        """Ids as they are; invalid_value when empty or outside the vocabulary."""
+        return self._prompts.from_ids(token_ids)
+
+    def build_request(
+        self, request_id: str, prompt: PreparedPrompt, params: GenerationParams, *, now: float
+    ) -> GenerationRequest:
+        """Resolve defaults: request > options > generation_config > neutral.
+
+        Neutral samples from the model's own distribution: temperature 1, nothing cut, no penalty.
+        Raises RequestError (`invalid_value`) for ids outside the vocabulary.
+        """
+        self._check_ids("stop_token_ids", params.stop_token_ids)
+        self._check_ids("logit_bias", tuple(token_id for token_id, _ in params.logit_bias))
+        eos_ids = () if params.ignore_eos else self._eos_ids
+        stop_ids = tuple(sorted({*eos_ids, *params.stop_token_ids}))
+        return GenerationRequest(
+            request_id=request_id,
+            prompt=prompt,
+            sampling=self._sampling(params),
+            session=TextOutputSession(self._session_rules(prompt, params, frozenset(stop_ids))),
+            max_tokens=_first(params.max_tokens, self._options.max_tokens, UNLIMITED_TOKENS),
+            min_tokens=params.min_tokens,
+            suppressed_ids=stop_ids if params.min_tokens > 0 else (),
+            deadline_s=None if params.timeout_s is None else now + params.timeout_s,
+        )
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The token's own bytes; b"" for an id without a text or without a tokenizer."""
+        return b"" if self._tokenizer is None else self._tokenizer.token_bytes(token_id)
+
+    def token_text(self, token_id: int) -> str:
+        """`token_bytes` decoded with replacement."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def _check_ids(self, param: str, token_ids: tuple[int, ...]) -> None:
+        for token_id in token_ids:
+            if not 0 <= token_id < self._vocab_size:
+                raise RequestError(
+                    "invalid_value",
+                    f"token id {token_id} is outside 0 to {self._vocab_size - 1}",
+                    param,
+                )
+
+    def _sampling(self, params: GenerationParams) -> SamplingParams:
+        options, model = self._options, self._model
+        temperature = _first(params.temperature, options.temperature, model.temperature, 1.0)
+        seed = _first(params.seed, options.seed, None)
+        return SamplingParams(
+            temperature=_usable_temperature(temperature),
+            top_k=self._usable_top_k(_first(params.top_k, options.top_k, model.top_k, 0)),
+            top_p=_first(params.top_p, options.top_p, model.top_p, 1.0),
+            min_p=_first(params.min_p, options.min_p, model.min_p, 0.0),
+            presence_penalty=_first(
+                params.presence_penalty, options.presence_penalty, model.presence_penalty, 0.0
+            ),
+            frequency_penalty=_first(
+                params.frequency_penalty, options.frequency_penalty, model.frequency_penalty, 0.0
+            ),
+            repetition_penalty=_first(
+                params.repetition_penalty, options.repetition_penalty, model.repetition_penalty, 1.0
+            ),
+            logit_bias=params.logit_bias,
+            seed=secrets.randbits(64) if seed is None else seed & _SEED_MASK,
+            top_logprobs=params.top_logprobs,
+        )
+
+    def _usable_top_k(self, top_k: int) -> int:
+        return top_k if 0 < top_k < self._vocab_size else 0
+
+    def _session_rules(
+        self, prompt: PreparedPrompt, params: GenerationParams, stop_ids: frozenset[int]
+    ) -> SessionRules:
+        stops = tuple(replace_surrogates(stop) for stop in params.stop)
+        return SessionRules(
+            token_bytes=self.token_bytes,
+            hidden_ids=self._hidden_ids(params),
+            stop_ids=stop_ids,
+            stops=StopMatcher(stops) if stops else None,
+            min_tokens=params.min_tokens,
+            includes_stop_string=params.include_stop_string,
+            stops_in_reasoning=params.stop_in_reasoning,
+            splits_reasoning=params.split_reasoning,
+            opens_in_reasoning=prompt.opens_in_reasoning,
+        )
+
+    def _hidden_ids(self, params: GenerationParams) -> frozenset[int]:
+        """Special tokens, except the tags that the session itself has to see."""
+        tokenizer = self._tokenizer
+        if tokenizer is None or not params.skip_special_tokens:
+            return frozenset()
+        if not params.split_reasoning:
+            return tokenizer.special_ids
+        tags = {tokenizer.added_id(THINK_OPEN), tokenizer.added_id(THINK_CLOSE)}
+        return tokenizer.special_ids - tags
+
+
+async def _call(function: Callable[[Any], T], argument: Any, num_characters: int) -> T:
+    """Short work at once, long work in a thread, so that the loop never stalls."""
+    if num_characters <= MAX_INLINE_CHARACTERS:
+        return function(argument)
+    return await asyncio.to_thread(function, argument)
+
+
+def _num_characters(chat: ChatPrompt) -> int:
+    """About how much text there is; every message counts, an empty one has its scaffolding."""
+    num_characters = 0
+    for message in chat.messages:
+        num_characters += 20 + len(message.text) + len(message.reasoning_content or "")
+        for call in message.tool_calls:
+            num_characters += sum(map(len, strings_of(call.arguments)))
+        if num_characters > MAX_INLINE_CHARACTERS:
+            return num_characters
+    return num_characters + sum(map(len, strings_of([chat.tools, chat.template_kwargs])))
+
+
+def _first(*candidates: T | None) -> Any:
+    """The first that is not None, else the last."""
+    return next((value for value in candidates if value is not None), candidates[-1])
+
+
+def _usable_temperature(temperature: float) -> float:
+    return 0.0 if temperature < GREEDY_BELOW else max(temperature, MIN_TEMPERATURE)
+
+
+def _eos_ids(config: ModelConfig, model: GenerationDefaults) -> tuple[int, ...]:
+    """Ids outside the vocabulary are left out: nothing can ever generate them."""
+    ids = config.eos_token_ids if model.eos_token_ids is None else model.eos_token_ids
+    return tuple(token_id for token_id in ids if token_id < config.vocab_size)
+
+
+def _load_tokenizer(config: ModelConfig, resources: FrontendResources) -> TextTokenizer | None:
+    if resources.tokenizer_json is None:
+        return None
+    return TextTokenizer(resources.tokenizer_json, config.vocab_size)
+
+
+def _load_renderer(
+    resources: FrontendResources, tokenizer: TextTokenizer | None
+) -> ChatRenderer | None:
+    if resources.chat_template is None:
+        return None
+    template = ChatTemplate(resources.chat_template, _constant_tokens(resources.tokenizer_config))
+    return ChatRenderer(template, tokenizer.control_texts if tokenizer else ())
+
+
+def _constant_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+    """eos_token and its like, which templates may use; each a text or {"content": text}."""
+    result: dict[str, str] = {}
+    for name in _CONSTANT_TOKENS:
+        value = tokenizer_config.get(name)
+        if isinstance(value, Mapping):
+            value = value.get("content")
+        if value is not None and not isinstance(value, str):
+            raise ModelFileError("tokenizer_config.json", name, f"{value!r} is not a text")
+        if value is not None:
+            result[name] = value
+    return result

@@ -1,0 +1,381 @@
+"""One request's tokens -> final text in two channels; implements contract OutputSession.
+
+    token ids -> bytes -> characters (UTF-8, replacement as Python's own decoder)
+      -> channels   [<think>] thought </think> answer, tags found by their text, hence by id as well
+      -> stop strings, on the text of a channel
+      -> deltas     only characters that nothing to come can change
+
+Places are counted in characters of the decoded stream. `held` is its unsettled end; everything
+before it has been shown or dropped. The result depends on the bytes alone, not on how they are cut
+into tokens, nor on how tokens are grouped into previews.
+
+What is dropped: the tags, newlines after <think>, white space before </think> and after it, a
+matched stop string and all behind it. A thought that never closes stays a thought.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final, NamedTuple
+
+from ninfer.contract.errors import InvariantError
+from ninfer.contract.generation import (
+    Channel,
+    Finish,
+    FinishReason,
+    OutputDelta,
+    OutputPreview,
+)
+from ninfer.contract.sampling import GeneratedToken
+from ninfer.frontend.stops import ROOT, StopMatch, StopMatcher
+from ninfer.frontend.tokenizer import THINK_CLOSE, THINK_OPEN
+
+
+class _Phase(Enum):
+    START = auto()  # nothing but a possible beginning of <think> has come
+    THOUGHT_LEAD = auto()  # in a thought, only newlines so far
+    THOUGHT = auto()
+    ANSWER_LEAD = auto()  # behind </think>, only white space so far
+    ANSWER = auto()
+
+
+class _Waiting(NamedTuple):
+    """A token to report once the stream is settled up to `end`, where the token's text ends."""
+
+    token: GeneratedToken
+    end: int
+    has_text: bool
+
+
+@dataclass(slots=True)
+class _State:
+    """undecoded   bytes of an incomplete character
+    length      characters decoded so far
+    held        the last characters of the stream, neither shown nor dropped yet
+    num_scanned how many of `held` have passed the tag search and the stop matcher
+    node        the stop matcher's place behind them
+    thought_end place behind the closing tag, None while there was none
+    """
+
+    phase: _Phase
+    revision: int = 0
+    num_tokens: int = 0
+    reasoning_tokens: int = 0
+    undecoded: bytes = b""
+    length: int = 0
+    held: str = ""
+    num_scanned: int = 0
+    node: int = ROOT
+    thought_end: int | None = None
+    waiting: tuple[_Waiting, ...] = ()
+    is_ended: bool = False
+
+    def successor(self) -> _State:
+        return _State(
+            self.phase,
+            self.revision + 1,
+            self.num_tokens,
+            self.reasoning_tokens,
+            self.undecoded,
+            self.length,
+            self.held,
+            self.num_scanned,
+            self.node,
+            self.thought_end,
+            self.waiting,
+            self.is_ended,
+        )
+
+    @property
+    def settled(self) -> int:
+        """Everything before this place has been shown or dropped."""
+        return self.length - len(self.held)
+
+    def drop(self, count: int) -> None:
+        self.held = self.held[count:]
+        self.num_scanned = max(0, self.num_scanned - count)
+
+
+class _Span(NamedTuple):
+    """Shown characters [start, stop) of the stream."""
+
+    start: int
+    stop: int
+    channel: Channel
+
+
+@dataclass(slots=True)
+class _Output:
+    """What a preview shows, by channel."""
+
+    texts: dict[Channel, str] = field(default_factory=dict)
+    tokens: dict[Channel, list[GeneratedToken]] = field(default_factory=dict)
+    spans: list[_Span] = field(default_factory=list)
+
+    def show(self, state: _State, count: int, channel: Channel) -> None:
+        """Move the first `count` held characters into `channel`."""
+        if count:
+            start = state.settled
+            self.spans.append(_Span(start, start + count, channel))
+            self.texts[channel] = self.texts.get(channel, "") + state.held[:count]
+            state.drop(count)
+
+    def report(self, token: GeneratedToken, channel: Channel) -> None:
+        self.tokens.setdefault(channel, []).append(token)
+
+    def channel_at(self, place: int) -> Channel | None:
+        for span in self.spans:
+            if span.start <= place < span.stop:
+                return span.channel
+        return None
+
+    def deltas(self) -> tuple[OutputDelta, ...]:
+        return tuple(
+            OutputDelta(channel, self.texts.get(channel, ""), tuple(self.tokens.get(channel, ())))
+            for channel in _CHANNELS
+            if channel in self.texts or channel in self.tokens
+        )
+
+
+_CHANNELS: Final[tuple[Channel, ...]] = ("reasoning", "content")
+"""In the order in which they can appear."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRules:
+    """How a session reads its tokens.
+
+    token_bytes        a token's bytes; b"" for one without text
+    hidden_ids         tokens whose text is not shown (special tokens)
+    stop_ids           tokens that end the output; never shown, counted
+    stops              stop strings, or None
+    min_tokens         stop strings that end within so many tokens are ordinary text
+    splits_reasoning   False: everything is content
+    opens_in_reasoning the prompt ends inside a thought
+    """
+
+    token_bytes: Callable[[int], bytes]
+    hidden_ids: frozenset[int] = frozenset()
+    stop_ids: frozenset[int] = frozenset()
+    stops: StopMatcher | None = None
+    min_tokens: int = 0
+    includes_stop_string: bool = False
+    stops_in_reasoning: bool = False
+    splits_reasoning: bool = True
+    opens_in_reasoning: bool = False
+
+
+class TextOutputSession:
+    """The output of one request; see the module. Not for concurrent use."""
+
+    def __init__(self, rules: SessionRules) -> None:
+        self._rules = rules
+        self._state = _State(_Phase.START if rules.splits_reasoning else _Phase.ANSWER)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Committed tokens up to and including the one that completes </think>.
+
+        A token that also holds the first text of the answer is not one of them.
+        """
+        return self._state.reasoning_tokens
+
+    def preview(
+        self, tokens: Sequence[GeneratedToken], limit: FinishReason | None
+    ) -> OutputPreview:
+        """What `tokens` (at least one) would mean; see OutputSession."""
+        if self._state.is_ended:
+            raise InvariantError("the output session has ended")
+        if not tokens:
+            raise InvariantError("an output preview needs at least one token")
+        state, output = self._state.successor(), _Output()
+        finish, accepted = None, 0
+        while finish is None and accepted < len(tokens):
+            finish = self._accept(state, tokens[accepted], output)
+            accepted += 1
+        if finish is None and limit is not None:
+            finish = self._end(state, output) or Finish(limit)
+        return OutputPreview(accepted, finish, output.deltas(), state)
+
+    def commit(self, preview: OutputPreview) -> None:
+        """Adopt a preview made from the present state; InvariantError for any other."""
+        state: _State = preview.state
+        if state.revision != self._state.revision + 1:
+            raise InvariantError("the output preview was not made from the present state")
+        self._state = state
+
+    def flush(self) -> tuple[OutputDelta, ...]:
+        """End here: text held back so far. Nothing the second time or after a finish."""
+        if self._state.is_ended:
+            return ()
+        state, output = self._state.successor(), _Output()
+        self._end(state, output)
+        self._state = state
+        return output.deltas()
+
+    def _accept(self, state: _State, token: GeneratedToken, output: _Output) -> Finish | None:
+        rules = self._rules
+        state.num_tokens += 1
+        if token.token_id in rules.stop_ids:
+            finish = self._end(state, output)
+            return finish or Finish(FinishReason.STOP_TOKEN, token.token_id)
+        data = b"" if token.token_id in rules.hidden_ids else rules.token_bytes(token.token_id)
+        pending = state.undecoded + data
+        text, num_decoded = codecs.utf_8_decode(pending, "replace", False)
+        state.undecoded = pending[num_decoded:]
+        # An incomplete character becomes exactly one character, whatever follows.
+        end = state.length + len(text) + bool(state.undecoded)
+        state.waiting += (_Waiting(token, end, bool(data)),)
+        was_closed = state.thought_end is not None
+        finish = self._advance(state, text, output, is_last=False)
+        if state.thought_end is None:
+            self._count_reasoning(state)
+        elif not was_closed:
+            state.reasoning_tokens = state.num_tokens - (end > state.thought_end)
+        return finish
+
+    def _end(self, state: _State, output: _Output) -> Finish | None:
+        """Settle everything held back. A stop string that this completes is the finish."""
+        text, _ = codecs.utf_8_decode(state.undecoded, "replace", True)
+        state.undecoded = b""
+        finish = self._advance(state, text, output, is_last=True)
+        if state.thought_end is None:
+            self._count_reasoning(state)
+        state.is_ended = True
+        return finish
+
+    def _advance(
+        self, state: _State, text: str, output: _Output, *, is_last: bool
+    ) -> Finish | None:
+        """Take decoded text in, settle what can be settled and report tokens."""
+        state.held += text
+        state.length += len(text)
+        match = self._settle(state, output, is_last)
+        self._report_tokens(state, output)
+        if match is None:
+            return None
+        state.is_ended = True
+        return Finish(FinishReason.STOP_STRING, match.stop)
+
+    def _settle(self, state: _State, output: _Output, is_last: bool) -> StopMatch | None:
+        if state.phase is _Phase.START:
+            self._settle_start(state, is_last)
+        if state.phase is _Phase.THOUGHT_LEAD:
+            state.drop(len(state.held) - len(state.held.lstrip("\n")))
+            if state.held:
+                state.phase = _Phase.THOUGHT
+        if state.phase is _Phase.THOUGHT:
+            match = self._settle_thought(state, output, is_last)
+            if match is not None:
+                return match
+        if state.phase is _Phase.ANSWER_LEAD:
+            state.drop(len(state.held) - len(state.held.lstrip()))
+            if state.held:
+                state.phase = _Phase.ANSWER
+        if state.phase is _Phase.ANSWER:
+            return self._settle_answer(state, output, is_last)
+        return None
+
+    def _settle_start(self, state: _State, is_last: bool) -> None:
+        if state.held.startswith(THINK_OPEN):
+            state.drop(len(THINK_OPEN))
+            state.phase = _Phase.THOUGHT_LEAD
+        elif is_last or not THINK_OPEN.startswith(state.held):
+            opens = self._rules.opens_in_reasoning
+            state.phase = _Phase.THOUGHT_LEAD if opens else _Phase.ANSWER
+
+    def _settle_thought(self, state: _State, output: _Output, is_last: bool) -> StopMatch | None:
+        close = state.held.find(THINK_CLOSE, state.num_scanned)
+        is_final = is_last or close >= 0
+        if close >= 0:
+            limit = close
+        elif is_last:
+            limit = len(state.held)
+        else:
+            limit = len(state.held) - _tag_prefix_length(state.held, state.num_scanned)
+        stops = self._rules.stops if self._rules.stops_in_reasoning else None
+        match = self._scan(state, stops, limit)
+        if match is not None:
+            self._cut(state, output, match, "reasoning")
+            return match
+        stop = limit if is_final or stops is None else limit - stops.depth(state.node)
+        output.show(state, len(state.held[:stop].rstrip()), "reasoning")
+        if close >= 0:
+            state.drop(state.held.index(THINK_CLOSE, state.num_scanned) + len(THINK_CLOSE))
+            state.thought_end = state.settled
+            state.num_scanned, state.node = 0, ROOT
+            state.phase = _Phase.ANSWER_LEAD
+        elif is_last:
+            state.drop(len(state.held))
+        return None
+
+    def _settle_answer(self, state: _State, output: _Output, is_last: bool) -> StopMatch | None:
+        stops, limit = self._rules.stops, len(state.held)
+        if stops is None:
+            output.show(state, limit, "content")
+            return None
+        match = self._scan(state, stops, limit)
+        if match is not None:
+            self._cut(state, output, match, "content")
+            return match
+        output.show(state, limit if is_last else limit - stops.depth(state.node), "content")
+        return None
+
+    def _scan(self, state: _State, stops: StopMatcher | None, limit: int) -> StopMatch | None:
+        """Feed held characters up to `limit` to the matcher."""
+        start, state.num_scanned = state.num_scanned, limit
+        if stops is None:
+            return None
+        state.node, match = stops.feed(state.node, state.held, start, limit)
+        while match is not None and state.num_tokens <= self._rules.min_tokens:
+            state.node, match = stops.feed(state.node, state.held, match.end, limit)
+        return match
+
+    def _cut(self, state: _State, output: _Output, match: StopMatch, channel: Channel) -> None:
+        """Show what precedes the match (or ends with it) and drop the rest with its tokens."""
+        if self._rules.includes_stop_string:
+            stop = match.end
+        else:
+            stop = match.end - len(match.stop)
+            if channel == "reasoning":
+                stop = len(state.held[:stop].rstrip())
+        output.show(state, stop, channel)
+        cut = state.settled
+        state.waiting = tuple(waiting for waiting in state.waiting if waiting.end <= cut)
+        state.undecoded = b""
+        state.drop(len(state.held))
+
+    def _report_tokens(self, state: _State, output: _Output) -> None:
+        """Report or forget the tokens whose text is settled."""
+        settled, done = state.settled, 0
+        for token, end, has_text in state.waiting:
+            if end > settled:
+                break
+            done += 1
+            channel = output.channel_at(end - 1) if has_text else self._channel(state)
+            if channel is not None:
+                output.report(token, channel)
+        if done:
+            state.waiting = state.waiting[done:]
+
+    def _channel(self, state: _State) -> Channel:
+        return "reasoning" if self._is_thinking(state) else "content"
+
+    def _is_thinking(self, state: _State) -> bool:
+        if state.phase is _Phase.START:
+            return self._rules.opens_in_reasoning
+        return state.phase in (_Phase.THOUGHT_LEAD, _Phase.THOUGHT)
+
+    def _count_reasoning(self, state: _State) -> None:
+        state.reasoning_tokens = state.num_tokens if self._is_thinking(state) else 0
+
+
+def _tag_prefix_length(text: str, start: int) -> int:
+    """Length of the longest end of text[start:] with which a closing tag may begin."""
+    for length in range(min(len(THINK_CLOSE) - 1, len(text) - start), 0, -1):
+        if text.endswith(THINK_CLOSE[:length]):
+            return length
+    return 0
