@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from ninfer.cli.conversation import Conversation
 from ninfer.cli.input_files import read_json
-from ninfer.cli.message_json import dump_message, parse_messages
+from ninfer.cli.message_json import dump_message, read_messages
 from ninfer.contract.errors import OptionError, RequestError
 
 _FORMAT: Final = "ninfer-conversation"
@@ -63,8 +63,10 @@ def _parse(document: Mapping[str, Any]) -> Conversation:
         raise OptionError("think", "true, false or null is needed")
     if not isinstance(settings, dict):
         raise OptionError("settings", "an object is needed")
+    messages = document.get("messages")
+    is_empty = isinstance(messages, list) and not messages
     conversation = Conversation(
-        think=think, messages=list(parse_messages(document.get("messages")))
+        think=think, messages=[] if is_empty else list(read_messages(messages).messages)
     )
     if conversation.messages and conversation.messages[0].role == "system":
         conversation.system = conversation.messages.pop(0).text

@@ -11,6 +11,7 @@ from ninfer.cli.answer import Answer, report_of
 from ninfer.cli.console import Console
 from ninfer.cli.conversation import SETTINGS, Conversation
 from ninfer.cli.conversation_file import load_conversation, save_conversation
+from ninfer.cli.table import table
 from ninfer.contract.errors import NInferError
 from ninfer.contract.generation import EngineStatus
 
@@ -96,7 +97,7 @@ class ReplCommands:
         rows = [
             (f"{name} {item.usage}".rstrip(), item.help) for name, item in self._commands.items()
         ]
-        self._console.write(_table(rows))
+        self._console.write(table(rows))
         self._console.write(
             'Alt-Enter or a block between """ makes several lines one turn.\n'
             "Ctrl-C stops an answer or clears the input.\n"
@@ -118,7 +119,7 @@ class ReplCommands:
         if not name:
             settings = self._conversation.settings
             self._console.write(
-                _table([(item, str(settings.get(item, "default"))) for item in SETTINGS])
+                table([(item, str(settings.get(item, "default"))) for item in SETTINGS])
             )
             return
         name = name.replace("-", "_")
@@ -154,7 +155,7 @@ class ReplCommands:
             used = totals.last.usage.prompt_tokens + totals.last.usage.completion_tokens
             rows.append(("context", f"{used} of {self._max_context} tokens after the last answer"))
             rows.append(("last answer", report_of(totals.last).strip("[]")))
-        self._console.write(_table(rows))
+        self._console.write(table(rows))
 
     def _save(self, text: str) -> None:
         if not text:
@@ -179,8 +180,3 @@ class ReplCommands:
 
     def _exit(self, _: str) -> None:
         self.has_left = True
-
-
-def _table(rows: list[tuple[str, str]]) -> str:
-    width = max(len(left) for left, _ in rows)
-    return "".join(f"{left:<{width}}  {right}\n" for left, right in rows)

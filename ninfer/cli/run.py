@@ -15,11 +15,12 @@ from ninfer.cli.conversation import template_kwargs_of, text_message
 from ninfer.cli.exit_codes import ExitCode
 from ninfer.cli.input_files import read_json
 from ninfer.cli.loading import LoadedModel, load_with_progress, running_engine
-from ninfer.cli.message_json import parse_messages
+from ninfer.cli.message_json import read_messages
 from ninfer.cli.parser import Invocation
-from ninfer.contract.chat import ChatMessage, ChatPrompt, GenerationParams
+from ninfer.contract.chat import ChatPrompt, GenerationParams
 from ninfer.contract.errors import OptionError
 from ninfer.contract.generation import Channel, GenerationEngine
+from ninfer.gateway.chat_messages import Conversation
 from ninfer.options import ChatOptions, EngineOptions, RunOptions, SamplingOptions
 
 
@@ -85,12 +86,16 @@ def _read_prompt(options: RunOptions, chat: ChatOptions) -> str | ChatPrompt:
         _refuse_beside_raw(options, chat)
         return _prompt_text(options)
     if options.messages is None:
-        messages: tuple[ChatMessage, ...] = (text_message("user", _prompt_text(options)),)
+        turns = Conversation((text_message("user", _prompt_text(options)),), is_prefill=False)
     else:
-        messages = _read_messages(options.messages)
-    if chat.system is not None:
-        messages = (text_message("system", chat.system), *messages)
-    return ChatPrompt(messages=messages, template_kwargs=template_kwargs_of(chat.think))
+        turns = _read_conversation(options.messages)
+    head = () if chat.system is None else (text_message("system", chat.system),)
+    return ChatPrompt(
+        messages=(*head, *turns.messages),
+        template_kwargs=template_kwargs_of(chat.think),
+        add_generation_prompt=not turns.is_prefill,
+        continue_final_message=turns.is_prefill,
+    )
 
 
 def _refuse_beside_raw(options: RunOptions, chat: ChatOptions) -> None:
@@ -110,9 +115,9 @@ def _prompt_text(options: RunOptions) -> str:
     return sys.stdin.read().removesuffix("\n")
 
 
-def _read_messages(name: str) -> tuple[ChatMessage, ...]:
+def _read_conversation(name: str) -> Conversation:
     raw = read_json("--messages", name)
-    return parse_messages(raw.get("messages") if isinstance(raw, dict) else raw)
+    return read_messages(raw.get("messages") if isinstance(raw, dict) else raw)
 
 
 def _as_json(model: LoadedModel, answer: Answer) -> dict[str, Any]:

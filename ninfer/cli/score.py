@@ -18,6 +18,7 @@ from ninfer.cli.input_files import check_writable, read_json, read_text
 from ninfer.cli.loading import LoadedModel, load_with_progress
 from ninfer.cli.parser import Invocation
 from ninfer.cli.progress import ProgressLine
+from ninfer.cli.table import table
 from ninfer.contract.arrays import Float32Array
 from ninfer.contract.errors import OptionError
 from ninfer.engine.score import CausalScorer, ScoreResult
@@ -129,8 +130,7 @@ def _as_table(figures: dict[str, Any]) -> str:
         if name != "elapsed_s"
     }
     shown["elapsed"] = f"{figures['elapsed_s']:.1f} s"
-    width = max(len(name) for name in shown)
-    return "".join(f"{name:<{width}}  {value}\n" for name, value in shown.items())
+    return table(list(shown.items()))
 
 
 def _write_logits(path: Path, logits: Float32Array) -> None:

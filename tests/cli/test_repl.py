@@ -275,7 +275,7 @@ async def test_a_saved_conversation_goes_on_where_it_was(tmp_path: Path) -> None
         ("[]", "is not a saved conversation"),
         ("[" * 100_000, "is nested too deeply"),
         ({"version": 2}, "has version 2, not 1"),
-        ({"messages": 3}, "messages: a list is needed"),
+        ({"messages": 3}, "'messages' must be a list"),
         ({"messages": [{"role": "x"}]}, "messages[0].role"),
         ({"settings": {"temperature": 9}}, "temperature: 9 is out of range"),
         ({"settings": {"warmth": 1}}, "warmth: no such setting"),
