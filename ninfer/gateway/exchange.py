@@ -99,7 +99,6 @@ class Exchange:
             except Exception as error:  # noqa: BLE001  the top of a streamed answer
                 self._report(error)
                 await stream.send((data_frame(describe_error(error).body),))
-                self.request.protocol.close()
             await stream.finish()
 
     async def deliver(self, response: web.StreamResponse) -> None:

@@ -1,0 +1,22 @@
+"""Nothing in the gateway may block the loop."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from blockbuster import blockbuster_ctx
+
+from tests.helpers.gateway_rig import Rig, running_gateway
+
+
+@pytest.fixture(autouse=True)
+def _no_blocking_calls() -> Iterator[None]:
+    with blockbuster_ctx("ninfer"):
+        yield
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    async with running_gateway() as rig:
+        yield rig

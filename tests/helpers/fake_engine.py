@@ -1,0 +1,304 @@
+"""FakeFrontend and FakeEngine: the gateway's neighbours, with scripts a test writes.
+
+A token is a byte. A script is a function from the request to an async generator of events; it runs
+in the consumer's task, so a script that waits for an asyncio.Event holds its request there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import TracebackType
+from typing import Self, TypeAlias
+
+import numpy as np
+
+from ninfer.contract.chat import ChatPrompt, GenerationParams
+from ninfer.contract.errors import NInferError, RequestError, Unavailable
+from ninfer.contract.generation import (
+    Admitted,
+    Channel,
+    EngineHealth,
+    EngineStatus,
+    Event,
+    Failed,
+    Finish,
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    OutputDelta,
+    OutputPreview,
+    Progress,
+    Timings,
+    Usage,
+)
+from ninfer.contract.model import ModelCard
+from ninfer.contract.prompt import PreparedPrompt
+from ninfer.contract.sampling import GeneratedToken, SamplingParams, TokenLogprobs
+
+VOCAB_SIZE = 300
+TIMINGS = Timings(queue_s=0.01, prefill_s=0.02, decode_s=0.5, total_s=0.53)
+CARD = ModelCard(
+    name="org/fake-model",
+    architecture="FakeForCausalLM",
+    max_context=64,
+    created_s=1_700_000_000,
+    fingerprint="fp_0123456789",
+)
+AT_STOP_TOKEN = Finish(FinishReason.STOP_TOKEN, 2)
+Script: TypeAlias = Callable[[GenerationRequest], AsyncIterator[Event]]
+
+
+class NoSession:
+    """Stands in a request; the fake engine never calls it."""
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return 0
+
+    def preview(
+        self, tokens: Sequence[GeneratedToken], limit: FinishReason | None
+    ) -> OutputPreview:
+        raise AssertionError("the fake engine has no use for sessions")
+
+    def commit(self, preview: OutputPreview) -> None:
+        raise AssertionError("the fake engine has no use for sessions")
+
+    def flush(self) -> tuple[OutputDelta, ...]:
+        return ()
+
+
+class FakeFrontend:
+    """Bytes are tokens. `error` is raised by every prepare; `gate` holds it when set."""
+
+    def __init__(self) -> None:
+        self.chats: list[ChatPrompt] = []
+        self.params: list[GenerationParams] = []
+        self.error: Exception | None = None
+        self.gate: asyncio.Event | None = None
+        self.default_seed = 1234
+
+    @property
+    def vocab_size(self) -> int:
+        return VOCAB_SIZE
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return True
+
+    @property
+    def has_chat_template(self) -> bool:
+        return True
+
+    async def prepare_chat(self, chat: ChatPrompt) -> PreparedPrompt:
+        self.chats.append(chat)
+        return await self.prepare_text("|".join(message.text for message in chat.messages) + "|")
+
+    async def render_chat(self, chat: ChatPrompt) -> str:
+        return "|".join(message.text for message in chat.messages)
+
+    async def prepare_text(self, text: str) -> PreparedPrompt:
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        return self.prepare_ids(tuple(text.encode()))
+
+    def prepare_ids(self, token_ids: tuple[int, ...]) -> PreparedPrompt:
+        return PreparedPrompt(np.array(token_ids, dtype=np.int32))
+
+    def build_request(
+        self, request_id: str, prompt: PreparedPrompt, params: GenerationParams, *, now: float
+    ) -> GenerationRequest:
+        self.params.append(params)
+        sampling = SamplingParams(
+            seed=self.default_seed if params.seed is None else params.seed,
+            top_logprobs=params.top_logprobs,
+        )
+        deadline_s = None if params.timeout_s is None else now + params.timeout_s
+        max_tokens = 1000 if params.max_tokens is None else params.max_tokens
+        return GenerationRequest(
+            request_id, prompt, sampling, NoSession(), max_tokens, deadline_s=deadline_s
+        )
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < 256 else b""
+
+    def token_text(self, token_id: int) -> str:
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+
+class FakeHandle:
+    """`is_released` once the consumer has left; `has_ended` once a terminal event was taken."""
+
+    def __init__(self, request: GenerationRequest, events: AsyncIterator[Event]) -> None:
+        self.request = request
+        self.is_released = False
+        self.is_cancelled = False
+        self.has_ended = False
+        self._events = events
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        async for event in self._events:
+            self.has_ended = isinstance(event, Finished | Failed)
+            yield event
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.is_cancelled = self.is_cancelled or not self.has_ended
+        self.is_released = True
+
+
+class FakeEngine:
+    """Plays `script` for every request; `refusal` is raised by submit when set."""
+
+    def __init__(self, script: Script | None = None) -> None:
+        self.script = script or say("Hello")
+        self.handles: list[FakeHandle] = []
+        self.refusal: Exception | None = None
+        self.health = EngineHealth.READY
+        self.is_admitting = True
+        self.is_closed = False
+
+    @property
+    def max_context(self) -> int:
+        return CARD.max_context
+
+    @property
+    def num_open(self) -> int:
+        return sum(not handle.is_released for handle in self.handles)
+
+    def submit(self, request: GenerationRequest) -> FakeHandle:
+        if self.refusal is not None:
+            raise self.refusal
+        if not self.is_admitting:
+            raise Unavailable("server_draining", "The engine takes no more requests.")
+        handle = FakeHandle(request, self.script(request))
+        self.handles.append(handle)
+        return handle
+
+    def status(self) -> EngineStatus:
+        return EngineStatus(
+            health=self.health,
+            waiting=0,
+            running=self.num_open,
+            outstanding=self.num_open,
+            max_concurrency=8,
+            max_pending=32,
+            pages_used=0,
+            pages_total=8,
+            prompt_tokens_total=0,
+            completion_tokens_total=0,
+            error="device lost" if self.health is EngineHealth.UNAVAILABLE else None,
+        )
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def close_admission(self) -> None:
+        self.is_admitting = False
+
+    async def drain(self, timeout_s: float) -> bool:
+        self.close_admission()
+        end_s = self.now() + timeout_s
+        while self.num_open and self.now() < end_s:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        return self.num_open == 0
+
+    async def aclose(self) -> None:
+        self.close_admission()
+        self.is_closed = True
+
+
+def usage_of(request: GenerationRequest, completion_tokens: int = 0) -> Usage:
+    return Usage(request.prompt.num_tokens, completion_tokens)
+
+
+def tokens_of(text: str, request: GenerationRequest) -> tuple[GeneratedToken, ...]:
+    """One token a byte; logprobs as many as were asked for, the first alternative at -inf."""
+    count = request.sampling.top_logprobs
+    top = tuple((65 + rank, float("-inf") if rank else -0.1) for rank in range(count or 0))
+    logprobs = None if count is None else TokenLogprobs(-0.5, top)
+    return tuple(GeneratedToken(byte, logprobs) for byte in text.encode())
+
+
+def delta_of(text: str, request: GenerationRequest, channel: Channel = "content") -> OutputDelta:
+    return OutputDelta(channel, text, tokens_of(text, request))
+
+
+def say(
+    *pieces: str,
+    reasoning: Sequence[str] = (),
+    finish: Finish = AT_STOP_TOKEN,
+) -> Script:
+    """Think `reasoning`, then say `pieces`, then finish; the last piece comes with the finish."""
+
+    async def script(request: GenerationRequest) -> AsyncIterator[Event]:
+        yield Admitted(usage_of(request))
+        count = thought = 0
+        for piece in reasoning:
+            count += len(piece.encode())
+            thought = count
+            yield Progress(
+                (delta_of(piece, request, "reasoning"),),
+                Usage(request.prompt.num_tokens, count, 0, thought),
+            )
+        for piece in pieces[:-1]:
+            await asyncio.sleep(0)
+            count += len(piece.encode())
+            yield Progress(
+                (delta_of(piece, request),), Usage(request.prompt.num_tokens, count, 0, thought)
+            )
+        last = tuple(delta_of(piece, request) for piece in pieces[-1:])
+        count += sum(len(delta.tokens) for delta in last) + 1
+        yield Finished(finish, last, Usage(request.prompt.num_tokens, count, 0, thought), TIMINGS)
+
+    return script
+
+
+def fail(error: NInferError, *pieces: str, is_admitted: bool = True) -> Script:
+    """Say `pieces`, then fail."""
+
+    async def script(request: GenerationRequest) -> AsyncIterator[Event]:
+        if is_admitted:
+            yield Admitted(usage_of(request))
+        for piece in pieces:
+            yield Progress((delta_of(piece, request),), usage_of(request, 1))
+        yield Failed(error, usage_of(request))
+
+    return script
+
+
+def hold(gate: asyncio.Event, *pieces: str, is_admitted: bool = True) -> Script:
+    """Be admitted (or not), say `pieces`, wait for the gate, then finish with " done"."""
+
+    async def script(request: GenerationRequest) -> AsyncIterator[Event]:
+        if is_admitted:
+            yield Admitted(usage_of(request))
+        for piece in pieces:
+            yield Progress((delta_of(piece, request),), usage_of(request, 1))
+        await gate.wait()
+        if not is_admitted:
+            yield Admitted(usage_of(request))
+        delta = delta_of(" done", request)
+        yield Finished(AT_STOP_TOKEN, (delta,), usage_of(request, 6), TIMINGS)
+
+    return script
+
+
+def bad_prompt() -> RequestError:
+    return RequestError("invalid_template", "The template refused the messages.", "messages")
