@@ -1,0 +1,204 @@
+"""/generate: single, batch, several choices, streams and logprobs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from ninfer.contract.errors import NonFiniteLogits, RequestError
+from ninfer.contract.generation import Finish, FinishReason
+from tests.helpers.fake_engine import CARD, fail, hold, say
+from tests.helpers.gateway_rig import Rig
+
+HELLO_IDS = list(b"Hello")
+
+
+async def test_text_in_text_out(rig: Rig) -> None:
+    rig.engine.script = say("Hel", "lo")
+    answer = await rig.generate(text="abc")
+    body = answer.json()
+    meta = body.pop("meta_info")
+    assert body == {"text": "Hello", "output_ids": HELLO_IDS}
+    assert meta["finish_reason"] == {"type": "stop", "matched": 2}
+    assert (meta["prompt_tokens"], meta["completion_tokens"], meta["cached_tokens"]) == (3, 6, 0)
+    assert meta["e2e_latency"] >= 0
+    assert meta["timings"]["prefill_s"] == 0.02
+    assert meta["id"] == rig.engine.handles[0].request_id
+    assert "output_token_logprobs" not in meta
+    assert not rig.frontend.params[0].split_reasoning
+    assert rig.frontend.params[0].max_tokens == 128
+
+
+async def test_ids_in(rig: Rig) -> None:
+    rig.engine.script = say("x", finish=Finish(FinishReason.OUTPUT_LIMIT))
+    answer = await rig.generate(input_ids=[1, 2, 3, 299], rid="mine")
+    assert answer.json()["meta_info"]["finish_reason"] == {"type": "length", "length": 2}
+    assert answer.json()["meta_info"]["id"] == "mine"
+    assert rig.engine.handles[0].request.prompt.token_ids.tolist() == [1, 2, 3, 299]
+    assert rig.engine.handles[0].request_id != "mine"
+
+
+async def test_batch_answers_in_order(rig: Rig) -> None:
+    answer = await rig.generate(text=["a", "bb", "ccc"], rid=["x", "y", "z"])
+    metas = [item["meta_info"] for item in answer.json()]
+    assert [(meta["id"], meta["prompt_tokens"]) for meta in metas] == [("x", 1), ("y", 2), ("z", 3)]
+    assert len((await rig.generate(input_ids=[[1], [2]])).json()) == 2
+    assert len((await rig.generate(input_ids=[[1]])).json()) == 1
+
+
+async def test_choices_of_a_prompt_are_a_list(rig: Rig) -> None:
+    answer = await rig.generate(text="a", sampling_params={"n": 3, "sampling_seed": 5})
+    assert len(answer.json()) == 3
+    seeds = [handle.request.sampling.seed for handle in rig.engine.handles]
+    assert seeds[0] == 5
+    assert len(set(seeds)) == 3
+
+
+async def test_sampling_params(rig: Rig) -> None:
+    await rig.generate(
+        text="a",
+        sampling_params={
+            "max_new_tokens": 7,
+            "min_new_tokens": 2,
+            "temperature": 0,
+            "stop": "END",
+            "stop_token_ids": [9],
+            "ignore_eos": True,
+            "skip_special_tokens": False,
+            "logit_bias": {"4": 1},
+            "no_stop_trim": True,
+        },
+    )
+    params = rig.frontend.params[0]
+    assert (params.max_tokens, params.min_tokens, params.temperature) == (7, 2, 0.0)
+    assert (params.stop, params.stop_token_ids) == (("END",), (9,))
+    assert params.ignore_eos
+    assert params.include_stop_string
+    assert not params.skip_special_tokens
+    assert params.logit_bias == ((4, 1.0),)
+
+
+async def test_logprobs_are_triples(rig: Rig) -> None:
+    rig.engine.script = say("hi")
+    fields = {"text": "a", "return_logprob": True, "top_logprobs_num": 2}
+    meta = (await rig.generate(**fields)).json()["meta_info"]
+    assert meta["output_token_logprobs"] == [[-0.5, 104, None], [-0.5, 105, None]]
+    assert meta["output_top_logprobs"] == [[[-0.1, 65, None], [-9999.0, 66, None]]] * 2
+    with_text = (await rig.generate(**fields, return_text_in_logprobs=True)).json()["meta_info"]
+    assert with_text["output_token_logprobs"][0] == [-0.5, 104, "h"]
+
+
+async def test_stream_is_cumulative(rig: Rig) -> None:
+    rig.engine.script = say("Hel", "l", "o")
+    answer = await rig.generate(text="abc", stream=True)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *events, done = answer.events
+    assert done == "[DONE]"
+    assert [event["text"] for event in events] == ["Hel", "Hell", "Hello"]
+    assert events[-1]["output_ids"] == HELLO_IDS
+    reasons = [event["meta_info"]["finish_reason"] for event in events]
+    assert reasons == [None, None, {"type": "stop", "matched": 2}]
+    assert "index" not in events[0]
+
+
+async def test_incremental_stream_joins_to_the_whole(rig: Rig) -> None:
+    rig.engine.script = say("Hel", "l", "o")
+    answer = await rig.generate(text="abc", stream=True, incremental=True, return_logprob=True)
+    events = answer.events[:-1]
+    assert [event["text"] for event in events] == ["Hel", "l", "o"]
+    assert [token for event in events for token in event["output_ids"]] == HELLO_IDS
+    counts = [len(event["meta_info"]["output_token_logprobs"]) for event in events]
+    assert counts == [3, 1, 1]
+
+
+async def test_streamed_batch_frames_carry_their_index(rig: Rig) -> None:
+    rig.engine.script = say("Hel", "lo")
+    events = (await rig.generate(text=["a", "b"], stream=True)).events[:-1]
+    last = {event["index"]: event["text"] for event in events}
+    assert last == {0: "Hello", 1: "Hello"}
+
+
+async def test_failure_in_a_stream(rig: Rig) -> None:
+    rig.engine.script = fail(NonFiniteLogits("x"), "a")
+    events = (await rig.generate(text="abc", stream=True)).events
+    assert events[0]["text"] == "a"
+    assert events[-1]["error"]["code"] == "internal_error"
+
+
+async def test_one_failed_prompt_fails_the_batch_and_frees_the_rest(rig: Rig) -> None:
+    gate = asyncio.Event()
+    scripts = iter([hold(gate, "a"), fail(NonFiniteLogits("x"))])
+    rig.engine.script = lambda request: next(scripts)(request)
+    assert (await rig.generate(text=["a", "b"])).status == 500
+    assert rig.engine.num_open == 0
+
+
+async def test_model_without_a_tokenizer_takes_ids_alone(rig: Rig) -> None:
+    rig.frontend.error = RequestError("tokenizer_unavailable", "The model has no tokenizer.")
+    answer = await rig.generate(text="a")
+    assert (answer.status, answer.error["code"]) == (400, "tokenizer_unavailable")
+    assert (await rig.generate(input_ids=[1])).status == 200
+
+
+@pytest.mark.parametrize("name", ["text", "input_ids"])
+async def test_too_long_a_prompt_names_its_field(rig: Rig, name: str) -> None:
+    value: object = "x" * 65 if name == "text" else [1] * 65
+    answer = await rig.generate(**{name: value})
+    assert answer.error["code"] == "context_length_exceeded"
+    assert answer.error["param"] == name
+    assert f"65 tokens > {CARD.max_context} maximum" in answer.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "param"),
+    [
+        ({}, "missing_required_parameter", "text"),
+        ({"text": "a", "input_ids": [1]}, "invalid_value", "input_ids"),
+        ({"text": ""}, "invalid_value", "text"),
+        ({"text": 5}, "invalid_type", "text"),
+        ({"text": []}, "invalid_value", "text"),
+        ({"text": ["a", 5]}, "invalid_type", "text[1]"),
+        ({"text": ["a"] * 129}, "invalid_value", "text"),
+        ({"input_ids": []}, "invalid_value", "input_ids"),
+        ({"input_ids": "1"}, "invalid_type", "input_ids"),
+        ({"input_ids": [1, 300]}, "invalid_value", "input_ids[1]"),
+        ({"input_ids": [-1]}, "invalid_value", "input_ids[0]"),
+        ({"input_ids": [True]}, "invalid_type", "input_ids[0]"),
+        ({"input_ids": [[1], []]}, "invalid_value", "input_ids[1]"),
+        ({"input_ids": [[1], 2]}, "invalid_type", "input_ids[1]"),
+        ({"input_ids": [1, [2]]}, "invalid_type", "input_ids[1]"),
+        ({"text": "a", "sampling_params": []}, "invalid_type", "sampling_params"),
+        ({"text": "a", "sampling_params": {"n": 99}}, "invalid_value", "sampling_params.n"),
+        (
+            {"text": "a", "sampling_params": {"max_new_tokens": -2}},
+            "invalid_value",
+            "sampling_params.max_new_tokens",
+        ),
+        (
+            {"text": "a", "sampling_params": {"regex": "a"}},
+            "unsupported_parameter",
+            "sampling_params.regex",
+        ),
+        ({"text": "a", "image_data": "x"}, "unsupported_value", "image_data"),
+        (
+            {"text": "a", "return_logprob": True, "top_logprobs_num": 21},
+            "invalid_value",
+            "top_logprobs_num",
+        ),
+        (
+            {"text": "a", "return_logprob": True, "logprob_start_len": 0},
+            "unsupported_value",
+            "logprob_start_len",
+        ),
+        ({"text": "a", "rid": 5}, "invalid_type", "rid"),
+        ({"text": ["a"], "rid": ["x", "y"]}, "invalid_value", "rid"),
+    ],
+)
+async def test_refusals_name_the_field(
+    rig: Rig, fields: dict[str, Any], code: str, param: str
+) -> None:
+    answer = await rig.generate(**fields)
+    assert answer.status == 400
+    assert (answer.error["code"], answer.error["param"]) == (code, param)
