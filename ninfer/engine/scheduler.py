@@ -114,7 +114,7 @@ class Scheduler:
     def note_prefilled(self, ticket: int, frontier: int) -> None:
         """Prompt inputs up to `frontier` are committed; at the prompt's end the row is ready."""
         entry = self._prefilling[ticket]
-        if not entry.frontier < frontier <= entry.num_prompt_tokens:
+        if not entry.frontier <= frontier <= entry.num_prompt_tokens:
             raise InvariantError(f"ticket {ticket} went from {entry.frontier} to {frontier}")
         entry.frontier = frontier
         if frontier == entry.num_prompt_tokens:

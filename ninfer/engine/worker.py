@@ -260,10 +260,14 @@ class Worker:
         self._program.commit(unit.batch, [verdict.accepted for verdict in verdicts])
         self._count_unit(unit)
         for record, verdict in zip(unit.records, verdicts, strict=True):
-            if unit.batch.kind is UnitKind.PREFILL and (verdict.accepted or not unit.is_sampled):
-                frontier = self._program.frontier(record.resident)
-                self._scheduler.note_prefilled(record.ticket, frontier)
+            if unit.batch.kind is UnitKind.PREFILL:
+                self._note_prefilled(record)
             self._account(record, verdict, now)
+
+    def _note_prefilled(self, record: RequestRecord) -> None:
+        """Tell the Scheduler how far the prompt is; a refused row stays where it was."""
+        frontier = self._program.frontier(record.resident)
+        self._scheduler.note_prefilled(record.ticket, frontier)
 
     def _count_unit(self, unit: _Unit) -> None:
         if unit.batch.kind is UnitKind.PREFILL:

@@ -1,0 +1,89 @@
+"""FaultyProgram: a real Program between whose methods and the engine a test can step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ninfer.contract.arrays import Float32Array
+from ninfer.contract.program import (
+    Occupancy,
+    PendingBatch,
+    Program,
+    SequenceHandle,
+    SequenceSpec,
+)
+from ninfer.contract.units import Capacity
+
+
+class FaultyProgram:
+    """Implements the contract's Program by asking `on_call(method name)` before every call.
+
+    on_call   may raise; the wrapped Program is then not called (but `complete` has waited first,
+              so that no unit is left running)
+    denies    handles whose `reserve_units` is answered False
+    """
+
+    def __init__(self, program: Program, on_call: Callable[[str], None]) -> None:
+        self._program = program
+        self._on_call = on_call
+        self.denies: Callable[[SequenceHandle], bool] = lambda handle: False
+
+    @property
+    def capacity(self) -> Capacity:
+        return self._program.capacity
+
+    @property
+    def vocab_size(self) -> int:
+        return self._program.vocab_size
+
+    def open_sequence(self, spec: SequenceSpec) -> SequenceHandle:
+        self._on_call("open_sequence")
+        return self._program.open_sequence(spec)
+
+    def close_sequence(self, handle: SequenceHandle) -> None:
+        self._on_call("close_sequence")
+        self._program.close_sequence(handle)
+
+    def frontier(self, handle: SequenceHandle) -> int:
+        self._on_call("frontier")
+        return self._program.frontier(handle)
+
+    def pages_needed(self, num_tokens: int) -> int:
+        return self._program.pages_needed(num_tokens)
+
+    def reserve_units(self, handle: SequenceHandle, num_tokens: int) -> bool:
+        self._on_call("reserve_units")
+        return not self.denies(handle) and self._program.reserve_units(handle, num_tokens)
+
+    def launch_prefill(self, handle: SequenceHandle, num_tokens: int) -> PendingBatch:
+        self._on_call("launch_prefill")
+        return self._program.launch_prefill(handle, num_tokens)
+
+    def launch_decode(self, handles: Sequence[SequenceHandle]) -> PendingBatch:
+        self._on_call("launch_decode")
+        return self._program.launch_decode(handles)
+
+    async def complete(self, batch: PendingBatch) -> None:
+        await self._program.complete(batch)
+        self._on_call("complete")
+
+    def commit(self, batch: PendingBatch, accepted: Sequence[int]) -> None:
+        self._on_call("commit")
+        self._program.commit(batch, accepted)
+
+    def abort(self, batch: PendingBatch) -> None:
+        self._on_call("abort")
+        self._program.abort(batch)
+
+    async def score(self, handle: SequenceHandle, num_tokens: int) -> Float32Array:
+        self._on_call("score")
+        return await self._program.score(handle, num_tokens)
+
+    def occupancy(self) -> Occupancy:
+        return self._program.occupancy()
+
+    def check(self) -> None:
+        self._program.check()
+
+    def close(self) -> None:
+        self._program.close()
