@@ -1,0 +1,582 @@
+// linear_small_t: y[t, n] = sum_k x[t, k] * W[n, k] for few columns t, with fused ends.
+//
+// Contract: ninfer/ops/linear_small_t.py. Weight image: ninfer/ops/linear_packing.py.
+// Entries: linear_small_t_<format>_<8 or 16>, T up to 8 or 16; one block shape for all.
+//
+// The image is one long row of units, a unit being 256 rows by 32 (bf16), 64 (e4m3) or 128 (e2m1)
+// columns, row block after row block. Block b of the grid owns units [b * U / B, (b + 1) * U / B):
+// one contiguous stretch of memory, which its last warp streams into a ring in shared memory.
+// Eight warps own 32 rows each and multiply on tensor cores. A row block that several thread
+// blocks share is summed by whichever warp arrives last, always in the order of k.
+// So which numbers are added in which order depends on the weight's shape and the grid, never on T.
+//
+// Bytes: the image once, x once a row block (from L2), partial sums 2 * B * 1 KiB * T (in L2).
+// The fragment-major layout and the striped split follow IST-DASLab/marlin (Apache-2.0 ideas).
+
+#include "bulk.cuh"
+#include "dtypes.cuh"
+#include "mma.cuh"
+#include "pdl.cuh"
+#include "vec.cuh"
+#include "warp.cuh"
+
+namespace {
+
+constexpr int kWarps = 8;  // consumers; one more fills the ring
+constexpr int kConsumers = kWarps * 32;
+constexpr int kThreads = kConsumers + 32;
+constexpr int kResidentBlocks = __CUDA_ARCH__ >= 900 ? 2 : 1;
+constexpr int kStripRows = 32;  // rows of a warp: two tiles of 16
+constexpr u32 kStripBytes = 2048;
+constexpr int kMaxStages = 12;
+
+enum Epilogue : int { kStoreBf16 = 0, kStoreFloat = 1, kAddResidual = 2, kSwiglu = 3 };
+
+struct LinearParams {
+  const u8* weights;
+  const u16* x;             // [T, K] bf16
+  void* y;                  // [T, N] bf16 or f32; [T, N / 2] bf16 for kSwiglu
+  const u16* residual;      // [T, N] bf16, for kAddResidual
+  const float* row_scale;   // [N] f32 or null
+  float* partials;
+  u32* counters;            // [blocks of rows * 8], zero before and after
+  float* square_sums;       // out [T, N / 32] f32 or null: of the rounded y, by strip
+  const float* x_square_sums;  // in [T, num_square_sums] f32 or null: normalise x with them
+  const u16* norm_weight;   // [K] bf16
+  int rows;                 // N
+  int columns;              // K
+  int tokens;               // T
+  int x_stride;             // elements between two columns t of x
+  int y_stride;
+  int units_per_block;
+  int row_blocks;
+  int last_strips;          // strips of the last row block
+  int stages;
+  int window;               // columns k of x in shared memory at once
+  int epilogue;
+  int num_square_sums;
+  float norm_eps;
+  float norm_offset;        // added to norm_weight
+};
+static_assert(sizeof(LinearParams) == 136, "ninfer/ops/linear_small_t.py mirrors this struct");
+
+struct Bf16 {
+  static constexpr int kUnitColumns = 32;
+  static constexpr u32 kStripSlab = 0, kUnitSlab = 0;
+  static constexpr int kPitchPad = 32;  // elements; makes fragment reads free of bank conflicts
+  static constexpr bool kScalesUnit = false;
+};
+
+struct E4m3Row : Bf16 {
+  static constexpr int kUnitColumns = 64;
+};
+
+struct E4m3Block : E4m3Row {
+  static constexpr u32 kUnitSlab = 32;  // one f32 a strip
+  static constexpr bool kScalesUnit = true;
+};
+
+struct E2m1 : Bf16 {
+  static constexpr int kUnitColumns = 128;
+  static constexpr u32 kStripSlab = 256;  // e4m3 a row and 16 columns
+  static constexpr int kPitchPad = 8;
+};
+
+template <class Format>
+__device__ __forceinline__ u32 unit_bytes(int strips) {
+  return strips * (kStripBytes + Format::kStripSlab) + Format::kUnitSlab;
+}
+
+// Position in the ring; the parity flips at every wrap.
+struct RingPosition {
+  int stage = 0;
+  u32 parity = 0;
+  __device__ __forceinline__ void advance(int stages) {
+    if (++stage == stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+struct SharedLayout {
+  u32 ring, full, empty, scales, window;
+};
+
+template <class Format>
+__device__ __forceinline__ SharedLayout shared_layout(const void* base, int stages) {
+  SharedLayout layout;
+  layout.ring = shared_address(base);
+  layout.full = layout.ring + stages * unit_bytes<Format>(kWarps);
+  layout.empty = layout.full + kMaxStages * 8;
+  layout.scales = layout.empty + kMaxStages * 8;  // 1 / rms of every column t
+  layout.window = layout.scales + 64;
+  return layout;
+}
+
+__device__ __forceinline__ int range_begin(int block, int units) {
+  return static_cast<int>(static_cast<long long>(block) * units / gridDim.x);
+}
+
+// The block whose range holds `unit`.
+__device__ __forceinline__ int block_of_unit(int unit, int units) {
+  return static_cast<int>(((unit + 1LL) * gridDim.x - 1) / units);
+}
+
+template <class Format>
+__device__ void fill_ring(const LinearParams& p, const SharedLayout& shared, int begin, int end,
+                          int lane) {
+  const u64 policy = evict_first_policy();
+  const u32 full_bytes = unit_bytes<Format>(kWarps);
+  const u32 last_bytes = unit_bytes<Format>(p.last_strips);
+  const int last_begin = (p.row_blocks - 1) * p.units_per_block;
+  RingPosition at;
+  for (int unit = begin; unit < end; ++unit) {
+    if (unit - begin >= p.stages) barrier_wait(shared.empty + at.stage * 8, at.parity ^ 1);
+    const bool is_last = unit >= last_begin;
+    const u64 offset = is_last ? static_cast<u64>(last_begin) * full_bytes +
+                                     static_cast<u64>(unit - last_begin) * last_bytes
+                               : static_cast<u64>(unit) * full_bytes;
+    fill_shared(shared.ring + at.stage * full_bytes, p.weights + offset,
+                is_last ? last_bytes : full_bytes, shared.full + at.stage * 8, policy, lane);
+    at.advance(p.stages);
+  }
+}
+
+__device__ __forceinline__ void consumer_barrier() {
+  asm volatile("bar.sync 1, %0;" ::"n"(kConsumers) : "memory");
+}
+
+// 1 / rms of the columns of x from the sums the kernel before left, in a fixed order.
+__device__ void load_norm_scales(const LinearParams& p, u32 scales, int warp, int lane) {
+  for (int t = warp; t < p.tokens; t += kWarps) {
+    float sum = 0.f;
+    for (int i = lane; i < p.num_square_sums; i += 32) {
+      sum += __ldcg(p.x_square_sums + static_cast<size_t>(t) * p.num_square_sums + i);
+    }
+    const float scale = 1.f / sqrtf(warp_sum(sum) / p.columns + p.norm_eps);
+    if (lane == 0) asm volatile("st.shared.f32 [%0], %1;" ::"r"(scales + t * 4), "f"(scale));
+  }
+}
+
+__device__ __forceinline__ uint4 normalise(uint4 x, uint4 weight, float scale, float offset) {
+  const u32 in[4] = {x.x, x.y, x.z, x.w};
+  const u32 by[4] = {weight.x, weight.y, weight.z, weight.w};
+  u32 out[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float low = __uint_as_float(in[i] << 16) * scale;
+    const float high = __uint_as_float(in[i] & 0xffff0000u) * scale;
+    out[i] = pack_bf16x2(low * (offset + __uint_as_float(by[i] << 16)),
+                         high * (offset + __uint_as_float(by[i] & 0xffff0000u)));
+  }
+  return make_uint4(out[0], out[1], out[2], out[3]);
+}
+
+// x[:, begin:end] into shared memory, rows `pitch` bytes apart, zeros from column K on.
+__device__ void load_window(const LinearParams& p, const SharedLayout& shared, u32 pitch, int begin,
+                            int end, int thread) {
+  const int vectors = (end - begin) / 8;
+  for (int t = 0; t < p.tokens; ++t) {
+    const u16* row = p.x + static_cast<size_t>(t) * p.x_stride;
+    for (int v = thread; v < vectors; v += kConsumers) {
+      const int k = begin + v * 8;
+      uint4 x = make_uint4(0, 0, 0, 0);
+      if (k < p.columns) {
+        x = __ldcg(reinterpret_cast<const uint4*>(row + k));
+        if (p.x_square_sums != nullptr) {
+          const uint4 weight = __ldg(reinterpret_cast<const uint4*>(p.norm_weight + k));
+          x = normalise(x, weight, load_shared_float(shared.scales + t * 4), p.norm_offset);
+        }
+      }
+      store_shared_16(shared.window + t * pitch + v * 16, x);
+    }
+  }
+}
+
+template <int kTiles>
+struct Accumulators {
+  float at[2][kTiles][4];  // row tile, column tile, fragment
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < 2 * kTiles * 4; ++i) (&at[0][0][0])[i] = 0.f;
+  }
+};
+
+template <int kTiles>
+__device__ __forceinline__ void multiply(Accumulators<kTiles>& sum, int row_tile, uint4 a,
+                                         const u32 (&b0)[kTiles], const u32 (&b1)[kTiles]) {
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+    mma_bf16_16x8x16(sum.at[row_tile][tile], a, b0[tile], b1[tile]);
+  }
+}
+
+// One strip of one unit: weights at `strip`, x's fragments at columns[tile].
+template <int kTiles>
+__device__ __forceinline__ void multiply_unit(Bf16, Accumulators<kTiles>& sum,
+                                              const uint4 (&weights)[2][2],
+                                              const u32 (&columns)[kTiles], uint2) {
+  u32 b[4][kTiles];
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+    const uint4 x = load_shared_16(columns[tile]);
+    b[0][tile] = x.x, b[1][tile] = x.y, b[2][tile] = x.z, b[3][tile] = x.w;
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int row_tile = 0; row_tile < 2; ++row_tile) {
+      multiply(sum, row_tile, weights[half][row_tile], b[2 * half], b[2 * half + 1]);
+    }
+  }
+}
+
+__device__ __forceinline__ uint4 e4m3_fragment(u32 low_word, u32 high_word) {
+  return make_uint4(mul_bf16x2(e4m3_first_pair(low_word), kTwoTo120),
+                    mul_bf16x2(e4m3_second_pair(low_word), kTwoTo120),
+                    mul_bf16x2(e4m3_first_pair(high_word), kTwoTo120),
+                    mul_bf16x2(e4m3_second_pair(high_word), kTwoTo120));
+}
+
+template <int kTiles>
+__device__ __forceinline__ void multiply_unit(E4m3Row, Accumulators<kTiles>& sum,
+                                              const uint4 (&weights)[2][2],
+                                              const u32 (&columns)[kTiles], uint2) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    u32 b[4][kTiles];
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      const uint4 x = load_shared_16(columns[tile] + half * 64);
+      b[0][tile] = x.x, b[1][tile] = x.y, b[2][tile] = x.z, b[3][tile] = x.w;
+    }
+#pragma unroll
+    for (int row_tile = 0; row_tile < 2; ++row_tile) {
+      const uint4 w = weights[half][row_tile];
+      multiply(sum, row_tile, e4m3_fragment(w.x, w.y), b[0], b[1]);
+      multiply(sum, row_tile, e4m3_fragment(w.z, w.w), b[2], b[3]);
+    }
+  }
+}
+
+// Scale pairs {row g, row g + 8} of the four (half, row tile) combinations, as bf16 pairs that
+// also carry the 2^118 by which e2m1 patterns are too small; the 2^8 left is in row_scale.
+__device__ __forceinline__ void e2m1_scales(uint2 slab, u32 (&low)[4], u32 (&high)[4]) {
+  const u32 pairs[4] = {e4m3_first_pair(slab.x), e4m3_second_pair(slab.x), e4m3_first_pair(slab.y),
+                        e4m3_second_pair(slab.y)};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const u32 scale = mul_bf16x2(mul_bf16x2(pairs[i], kTwoTo120), kTwoTo118);
+    low[i] = __byte_perm(scale, scale, 0x1010);
+    high[i] = __byte_perm(scale, scale, 0x3232);
+  }
+}
+
+template <int kTiles>
+__device__ __forceinline__ void multiply_unit(E2m1, Accumulators<kTiles>& sum,
+                                              const uint4 (&weights)[2][2],
+                                              const u32 (&columns)[kTiles], uint2 slab) {
+  u32 low[4], high[4];
+  e2m1_scales(slab, low, high);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    u32 b[8][kTiles];
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      const uint4 x = load_shared_16(columns[tile] + half * 128);
+      const uint4 y = load_shared_16(columns[tile] + half * 128 + 16);
+      b[0][tile] = x.x, b[1][tile] = x.y, b[2][tile] = x.z, b[3][tile] = x.w;
+      b[4][tile] = y.x, b[5][tile] = y.y, b[6][tile] = y.z, b[7][tile] = y.w;
+    }
+#pragma unroll
+    for (int row_tile = 0; row_tile < 2; ++row_tile) {
+      const uint4 w = weights[half][row_tile];
+      const u32 words[4] = {w.x, w.y, w.z, w.w};
+      const int scale = half * 2 + row_tile;
+#pragma unroll
+      for (int m = 0; m < 4; ++m) {
+        const uint4 pairs = e2m1_pairs(words[m]);
+        const uint4 a =
+            make_uint4(mul_bf16x2(pairs.x, low[scale]), mul_bf16x2(pairs.y, high[scale]),
+                       mul_bf16x2(pairs.z, low[scale]), mul_bf16x2(pairs.w, high[scale]));
+        multiply(sum, row_tile, a, b[2 * m], b[2 * m + 1]);
+      }
+    }
+  }
+}
+
+// Where a warp's sums go: one strip of one row block.
+struct Strip {
+  int row_block, warp, lane;
+  __device__ __forceinline__ int first_row() const { return (row_block * kWarps + warp) * kStripRows; }
+};
+
+__device__ __forceinline__ float silu(float gate) { return gate / (1.f + __expf(-gate)); }
+
+// Gate rows are rows 0..7 of a tile and their up rows 8..15: a lane holds both of a pair.
+template <int kTiles>
+__device__ void store_swiglu(const LinearParams& p, const Strip& strip, const Accumulators<kTiles>& sum) {
+  const int group = strip.lane / 4;
+#pragma unroll
+  for (int row_tile = 0; row_tile < 2; ++row_tile) {
+    const int tile_row = strip.first_row() + row_tile * 16;
+    if (tile_row >= p.rows) continue;
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int t = tile * 8 + (strip.lane % 4) * 2 + i;
+        if (t >= p.tokens) continue;
+        const float value = silu(sum.at[row_tile][tile][i]) * sum.at[row_tile][tile][i + 2];
+        static_cast<u16*>(p.y)[static_cast<size_t>(t) * p.y_stride + tile_row / 2 + group] =
+            float_to_bf16(value);
+      }
+    }
+  }
+}
+
+// The squares of what was stored, summed over the strip's rows for every column t.
+template <int kTiles>
+__device__ void store_square_sums(const LinearParams& p, const Strip& strip,
+                                  const float (&squares)[kTiles][2]) {
+  const int strips = (p.rows + kStripRows - 1) / kStripRows;
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float sum = row_group_sum(squares[tile][i]);
+      const int t = tile * 8 + (strip.lane % 4) * 2 + i;
+      if (strip.lane < 4 && t < p.tokens) {
+        p.square_sums[static_cast<size_t>(t) * strips + strip.row_block * kWarps + strip.warp] = sum;
+      }
+    }
+  }
+}
+
+template <int kTiles>
+__device__ void store_rows(const LinearParams& p, const Strip& strip, const Accumulators<kTiles>& sum) {
+  float squares[kTiles][2] = {};
+#pragma unroll
+  for (int row_tile = 0; row_tile < 2; ++row_tile) {
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = strip.first_row() + row_tile * 16 + strip.lane / 4 + (i / 2) * 8;
+        const int t = tile * 8 + (strip.lane % 4) * 2 + i % 2;
+        if (row >= p.rows || t >= p.tokens) continue;
+        const size_t at = static_cast<size_t>(t) * p.y_stride + row;
+        float value = sum.at[row_tile][tile][i];
+        if (p.epilogue == kStoreFloat) {
+          static_cast<float*>(p.y)[at] = value;
+          continue;
+        }
+        if (p.epilogue == kAddResidual) value += bf16_to_float(__ldcg(p.residual + at));
+        const u16 rounded = float_to_bf16(value);
+        static_cast<u16*>(p.y)[at] = rounded;
+        squares[tile][i % 2] += bf16_to_float(rounded) * bf16_to_float(rounded);
+      }
+    }
+  }
+  if (p.square_sums != nullptr) store_square_sums(p, strip, squares);
+}
+
+template <int kTiles>
+__device__ __forceinline__ void scale_rows(const LinearParams& p, const Strip& strip,
+                                           Accumulators<kTiles>& sum) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = strip.first_row() + (i / 2) * 16 + strip.lane / 4 + (i % 2) * 8;
+    const float scale = row < p.rows ? __ldg(p.row_scale + row) : 0.f;
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      sum.at[i / 2][tile][(i % 2) * 2] *= scale;
+      sum.at[i / 2][tile][(i % 2) * 2 + 1] *= scale;
+    }
+  }
+}
+
+template <int kTiles>
+__device__ void finish_strip(const LinearParams& p, const Strip& strip, Accumulators<kTiles>& sum) {
+  if (p.row_scale != nullptr) scale_rows(p, strip, sum);
+  if (p.epilogue == kSwiglu) {
+    store_swiglu(p, strip, sum);
+  } else {
+    store_rows(p, strip, sum);
+  }
+}
+
+template <int kTiles>
+__device__ __forceinline__ float4* partial_of(const LinearParams& p, const Strip& strip, int slot) {
+  return reinterpret_cast<float4*>(p.partials) +
+         static_cast<size_t>(slot * kWarps + strip.warp) * (2 * kTiles * 32) + strip.lane;
+}
+
+// A strip whose k range several blocks share: leave the sums, and let the last to come add them.
+// Pieces of a row block have consecutive slots: block index plus row block index.
+template <int kTiles>
+__device__ void share_strip(const LinearParams& p, const Strip& strip, Accumulators<kTiles>& sum) {
+  const int units = p.units_per_block * p.row_blocks;
+  const int first = block_of_unit(strip.row_block * p.units_per_block, units);
+  const int last = block_of_unit((strip.row_block + 1) * p.units_per_block - 1, units);
+  float4* mine = partial_of<kTiles>(p, strip, blockIdx.x + strip.row_block);
+#pragma unroll
+  for (int i = 0; i < 2 * kTiles; ++i) {
+    const float* c = sum.at[i / kTiles][i % kTiles];
+    __stcg(mine + i * 32, make_float4(c[0], c[1], c[2], c[3]));
+  }
+  __threadfence();
+  __syncwarp();
+  u32* counter = p.counters + strip.row_block * kWarps + strip.warp;
+  u32 arrived = 0;
+  if (strip.lane == 0) arrived = atomicAdd(counter, 1u);
+  arrived = __shfl_sync(kAllLanes, arrived, 0);
+  if (arrived != static_cast<u32>(last - first)) return;
+  __threadfence();
+  if (strip.lane == 0) *counter = 0;
+  sum.clear();
+#pragma unroll 4
+  for (int block = first; block <= last; ++block) {
+    const float4* piece = partial_of<kTiles>(p, strip, block + strip.row_block);
+#pragma unroll
+    for (int i = 0; i < 2 * kTiles; ++i) {
+      const float4 c = __ldcg(piece + i * 32);
+      float(&to)[4] = sum.at[i / kTiles][i % kTiles];
+      to[0] += c.x, to[1] += c.y, to[2] += c.z, to[3] += c.w;
+    }
+  }
+  finish_strip(p, strip, sum);
+}
+
+template <class Format, int kTiles>
+__device__ void consume_ring(const LinearParams& p, const SharedLayout& shared, int begin, int end,
+                             int thread) {
+  const int warp = thread / 32, lane = thread % 32;
+  const u32 stage_bytes = unit_bytes<Format>(kWarps);
+  const u32 pitch = (p.window + Format::kPitchPad) * 2;
+  // Columns past T repeat the last one: their products are never stored.
+  u32 column_offset[kTiles];
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+    const int t = min(tile * 8 + lane / 4, p.tokens - 1);
+    column_offset[tile] = shared.window + t * pitch + (lane % 4) * (Format::kUnitColumns == 128 ? 32 : 16);
+  }
+  int window_begin = 0, window_end = 0;
+  RingPosition at;
+  for (int unit = begin; unit < end;) {
+    const Strip strip{unit / p.units_per_block, warp, lane};
+    const int block_begin = strip.row_block * p.units_per_block;
+    const int piece_begin = unit, piece_end = min(end, block_begin + p.units_per_block);
+    const int strips = strip.row_block == p.row_blocks - 1 ? p.last_strips : kWarps;
+    Accumulators<kTiles> sum;
+    sum.clear();
+    for (; unit < piece_end; ++unit) {
+      const int k = (unit - block_begin) * Format::kUnitColumns;
+      if (k < window_begin || k >= window_end) {
+        const int columns = p.units_per_block * Format::kUnitColumns;
+        const bool holds_all = p.window >= columns && end > piece_end;
+        window_begin = holds_all ? 0 : k;
+        const int limit = holds_all ? columns : (piece_end - block_begin) * Format::kUnitColumns;
+        window_end = min(limit, window_begin + p.window);
+        consumer_barrier();
+        load_window(p, shared, pitch, window_begin, window_end, thread);
+        consumer_barrier();
+      }
+      barrier_wait(shared.full + at.stage * 8, at.parity);
+      if (warp < strips) {
+        const u32 stage = shared.ring + at.stage * stage_bytes;
+        const u32 tiles = stage + warp * kStripBytes + lane * 16;
+        uint4 weights[2][2];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) weights[i / 2][i % 2] = load_shared_16(tiles + i * 512);
+        uint2 slab = make_uint2(0, 0);
+        if constexpr (Format::kStripSlab > 0) {
+          slab = load_shared_8(stage + strips * kStripBytes + warp * Format::kStripSlab + lane * 8);
+        }
+        float scale = 1.f;
+        if constexpr (Format::kScalesUnit) {
+          scale = load_shared_float(stage + strips * kStripBytes + warp * 4);
+        }
+        u32 columns[kTiles];
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
+          columns[tile] = column_offset[tile] + (k - window_begin) * 2;
+        }
+        if constexpr (Format::kScalesUnit) {
+          Accumulators<kTiles> part;
+          part.clear();
+          multiply_unit(Format{}, part, weights, columns, slab);
+#pragma unroll
+          for (int i = 0; i < 2 * kTiles * 4; ++i) {
+            (&sum.at[0][0][0])[i] += scale * (&part.at[0][0][0])[i];
+          }
+        } else {
+          multiply_unit(Format{}, sum, weights, columns, slab);
+        }
+      }
+      __syncwarp();
+      if (lane == 0) barrier_arrive(shared.empty + at.stage * 8);
+      at.advance(p.stages);
+    }
+    if (warp >= strips) continue;
+    if (piece_begin == block_begin && piece_end == block_begin + p.units_per_block) {
+      finish_strip(p, strip, sum);
+    } else {
+      share_strip(p, strip, sum);
+    }
+  }
+}
+
+template <class Format, int kTiles>
+__device__ __forceinline__ void linear_small_t(const LinearParams& p) {
+  extern __shared__ __align__(128) u8 memory[];
+  const SharedLayout shared = shared_layout<Format>(memory, p.stages);
+  const int thread = threadIdx.x;
+  const int units = p.units_per_block * p.row_blocks;
+  const int begin = range_begin(blockIdx.x, units), end = range_begin(blockIdx.x + 1, units);
+  if (thread == kConsumers) {
+    for (int stage = 0; stage < p.stages; ++stage) {
+      barrier_init(shared.full + stage * 8, fill_threads());
+      barrier_init(shared.empty + stage * 8, kWarps);
+    }
+    barrier_init_fence();
+  }
+  allow_next_kernel();
+  __syncthreads();
+  if (thread >= kConsumers) {
+    if (thread - kConsumers < fill_threads()) {
+      fill_ring<Format>(p, shared, begin, end, thread - kConsumers);
+    }
+    return;
+  }
+  wait_for_previous_kernel();
+  if (p.x_square_sums != nullptr) load_norm_scales(p, shared.scales, thread / 32, thread % 32);
+  consume_ring<Format, kTiles>(p, shared, begin, end, thread);
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(kThreads, kResidentBlocks)
+linear_small_t_bf16_8(const LinearParams p) { linear_small_t<Bf16, 1>(p); }
+
+extern "C" __global__ void __launch_bounds__(kThreads, kResidentBlocks)
+linear_small_t_bf16_16(const LinearParams p) { linear_small_t<Bf16, 2>(p); }
+
+extern "C" __global__ void __launch_bounds__(kThreads, kResidentBlocks)
+linear_small_t_fp8_row_8(const LinearParams p) { linear_small_t<E4m3Row, 1>(p); }
+
+extern "C" __global__ void __launch_bounds__(kThreads, kResidentBlocks)
+linear_small_t_fp8_row_16(const LinearParams p) { linear_small_t<E4m3Row, 2>(p); }
+
+extern "C" __global__ void __launch_bounds__(kThreads, kResidentBlocks)
+linear_small_t_fp8_block_8(const LinearParams p) { linear_small_t<E4m3Block, 1>(p); }
+
+extern "C" __global__ void __launch_bounds__(kThreads, kResidentBlocks)
+linear_small_t_fp8_block_16(const LinearParams p) { linear_small_t<E4m3Block, 2>(p); }
+
+extern "C" __global__ void __launch_bounds__(kThreads, kResidentBlocks)
+linear_small_t_nvfp4_8(const LinearParams p) { linear_small_t<E2m1, 1>(p); }
+
+extern "C" __global__ void __launch_bounds__(kThreads, kResidentBlocks)
+linear_small_t_nvfp4_16(const LinearParams p) { linear_small_t<E2m1, 2>(p); }
