@@ -12,12 +12,12 @@ from typing import Final
 
 from ninfer.contract.model import GdnConfig, ModelConfig, ModelObject
 from ninfer.contract.units import PAGE_TOKENS
+from ninfer.ops.gdn_chunked import CHUNK_TOKENS
 from ninfer.ops.paged_attention import KEY_BLOCK_TOKENS
 
 _FLOAT32_BYTES: Final = 4
-_SAMPLER_BYTES: Final = 24
-"""A vocabulary entry while a row is sampled: float32 logits, two float64 arrays, an order."""
-_GDN_CHUNK_TOKENS: Final = 64
+_SAMPLER_BYTES: Final = 40
+"""A vocabulary entry while one row is sampled: float64 weights, sums and noise, an order."""
 
 
 def weights_bytes_of(objects: tuple[ModelObject, ...]) -> int:
@@ -48,7 +48,7 @@ def slot_bytes(config: ModelConfig) -> int:
 def logits_bytes(config: ModelConfig, *, prefill_chunk: int, max_concurrency: int) -> int:
     """Logits of a scored chunk or of a sampled decode batch, whichever is more."""
     scored = prefill_chunk * _FLOAT32_BYTES
-    sampled = max_concurrency * _SAMPLER_BYTES
+    sampled = max_concurrency * _FLOAT32_BYTES + _SAMPLER_BYTES
     return config.vocab_size * max(scored, sampled)
 
 
@@ -74,20 +74,18 @@ def _attention_values(config: ModelConfig, num_tokens: int, num_keys: int) -> in
 
 
 def _gdn_values(gdn: GdnConfig, num_tokens: int) -> int:
-    """Projections, the convolved copy, q, k, v, w, u and o a value head, four chunk matrices."""
+    """Projections with the convolved copy, and the arrays of the chunked delta rule."""
     projected = 2 * gdn.conv_dim + gdn.value_dim + 2 * gdn.num_value_heads
-    heads = gdn.num_value_heads * 3 * (gdn.key_head_dim + gdn.value_head_dim)
-    num_padded = -(-num_tokens // _GDN_CHUNK_TOKENS) * _GDN_CHUNK_TOKENS
-    chunks = 4 * gdn.num_value_heads * _GDN_CHUNK_TOKENS
-    return num_tokens * projected + num_padded * (heads + chunks)
+    num_padded = -(-num_tokens // CHUNK_TOKENS) * CHUNK_TOKENS
+    head = 4 * (CHUNK_TOKENS + gdn.key_head_dim + gdn.value_head_dim)
+    return num_tokens * projected + num_padded * gdn.num_value_heads * head
 
 
 def _mlp_values(config: ModelConfig, num_tokens: int) -> int:
-    """gate, up and their product, for every expert a token takes."""
-    moe = config.moe
+    """gate, up and their product; experts run one after the other, at worst with every token."""
     inner = config.intermediate_size
-    if moe is not None:
-        shared = moe.shared_intermediate_size or 0
-        routed = moe.experts_per_token * (moe.intermediate_size + config.hidden_size)
-        inner = max(inner, routed + shared + moe.num_experts)
-    return 3 * num_tokens * inner
+    moe = config.moe
+    if moe is None:
+        return 3 * num_tokens * inner
+    inner = max(inner, moe.intermediate_size, moe.shared_intermediate_size or 0)
+    return num_tokens * (3 * inner + 2 * config.hidden_size + 2 * moe.num_experts)
