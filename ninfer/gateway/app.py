@@ -72,6 +72,8 @@ class Gateway:
         except Exception as error:  # noqa: BLE001  the top of a request
             response = exchange.error(error)
         await exchange.deliver(response)
+        if exchange.is_abandoned:
+            request.protocol.force_close()
         return response
 
 

@@ -68,10 +68,6 @@ class Connection(web.RequestHandler):
     def end_request(self) -> None:
         self._is_serving = False
 
-    def close_now(self) -> None:
-        """Send what is buffered and close, without waiting for the rest of a request body."""
-        self.force_close()
-
     def handle_error(
         self,
         request: web.BaseRequest,

@@ -30,6 +30,7 @@ from ninfer.options import ServeOptions
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 _CLOSING_CODES: Final = frozenset({"request_timeout", "invalid_http", "server_draining"})
+_ABANDONING_CODES: Final = frozenset({"request_timeout", "invalid_http"})
 
 
 class Exchange:
@@ -51,6 +52,8 @@ class Exchange:
         self.limits = limits
         self.counters = counters
         self.request_id = exchange_id(request.headers.get("X-Request-Id"))
+        self.is_abandoned = False
+        """The rest of the request body is not worth waiting for."""
 
     @property
     def served_name(self) -> str:
@@ -85,6 +88,7 @@ class Exchange:
         response = self.json(answer.body, answer.status, answer.headers)
         if isinstance(error, NInferError) and error.code in _CLOSING_CODES:
             response.force_close()
+            self.is_abandoned = error.code in _ABANDONING_CODES
         return response
 
     @asynccontextmanager

@@ -182,6 +182,8 @@ async def _cancel(task: asyncio.Future[Any]) -> None:
     if not task.done():
         task.cancel()
         await asyncio.wait((task,))
+        if not task.cancelled():
+            task.exception()
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -74,7 +75,7 @@ class Rig:
         """Header names are given with `_` for `-`."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         named.setdefault("Content-Type", "application/json")
-        return await self.request("POST", path, data=data, headers=named)
+        return await self.request("POST", path, data=io.BytesIO(data), headers=named)
 
     async def chat(self, **fields: Any) -> Answer:
         return await self.post("/v1/chat/completions", {"messages": MESSAGES, **fields})

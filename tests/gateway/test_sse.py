@@ -1,0 +1,217 @@
+"""Event streams in time: headers at admission, keep-alive, slow readers, disconnects."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ninfer.contract.generation import Admitted, Event, GenerationRequest, OutputDelta, Progress
+from ninfer.gateway.limits import GatewayLimits
+from ninfer.gateway.sse import data_frame
+from tests.helpers.fake_engine import hold, usage_of
+from tests.helpers.gateway_rig import HOST, MESSAGES, Rig, chat_head, running_gateway, until
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_a_frame_is_one_line_and_reads_back(text: str) -> None:
+    frame = data_frame({"text": text})
+    assert frame.startswith(b"data: ")
+    assert frame.endswith(b"\n\n")
+    assert b"\n" not in frame[:-2]
+    assert b"\r" not in frame
+    assert orjson.loads(frame[6:]) == {"text": text}
+
+
+async def read_until(reader: asyncio.StreamReader, mark: bytes) -> bytes:
+    async with asyncio.timeout(5):
+        return await reader.readuntil(mark)
+
+
+async def test_headers_and_roles_go_out_at_admission_and_not_before(rig: Rig) -> None:
+    admission, prefill = asyncio.Event(), asyncio.Event()
+
+    async def script(request: GenerationRequest) -> AsyncIterator[Event]:
+        await admission.wait()
+        async for event in hold(prefill)(request):
+            yield event
+
+    rig.engine.script = script
+    reader, writer = await rig.send_chat(stream=True)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await reader.read(1)
+    admission.set()
+    head = await read_until(reader, b'"finish_reason":null}]}\n\n')
+    assert b" 200 OK" in head
+    assert b'"role":"assistant"' in head
+    assert not prefill.is_set()
+    prefill.set()
+    await read_until(reader, b"data: [DONE]\n\n")
+    writer.close()
+
+
+async def test_silence_is_filled_with_comments() -> None:
+    async with running_gateway(limits=GatewayLimits(keep_alive_interval_s=0.05)) as rig:
+        gate = asyncio.Event()
+        rig.engine.script = hold(gate, "a")
+        reader, writer = await rig.send_chat(stream=True)
+        for _ in range(3):
+            await read_until(reader, b": keep-alive\n\n")
+        gate.set()
+        rest = await read_until(reader, b"data: [DONE]\n\n")
+        assert b'"content":" done"' in rest
+        writer.close()
+        answer = await rig.chat(stream=True)
+        assert answer.events[-1] == "[DONE]"
+
+
+async def test_no_comment_while_events_flow() -> None:
+    async with running_gateway(limits=GatewayLimits(keep_alive_interval_s=0.2)) as rig:
+
+        async def script(request: GenerationRequest) -> AsyncIterator[Event]:
+            yield Admitted(usage_of(request))
+            for _ in range(40):
+                await asyncio.sleep(0.01)
+                yield Progress((OutputDelta("content", "x"),), usage_of(request))
+            async for event in hold(asyncio.Event())(request):
+                yield event
+
+        rig.engine.script = script
+        reader, writer = await rig.send_chat(stream=True)
+        assert (await read_until(reader, b": keep-alive\n\n")).count(b'"content":"x"') == 40
+        writer.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stage", ["tokenising", "queue", "prefill", "decode"])
+async def test_disconnect_cancels_in_every_stage(rig: Rig, stream: bool, stage: str) -> None:
+    gate = asyncio.Event()
+    if stage == "tokenising":
+        rig.frontend.gate = gate
+    pieces = ("a", "b") if stage == "decode" else ()
+    rig.engine.script = hold(gate, *pieces, is_admitted=stage != "queue")
+    reader, writer = await rig.send_chat(stream=stream)
+    await until(lambda: len(rig.frontend.chats) == 1)
+    if stage == "tokenising":
+        await asyncio.sleep(0.02)
+    else:
+        await until(lambda: len(rig.engine.handles) == 1)
+    if stream and stage == "decode":
+        await read_until(reader, b'"content":"b"')
+    writer.close()
+    await until(lambda: rig.gateway.counters.exchanges_active == 0, 1.0)
+    assert rig.gateway.counters.aborts == 1
+    assert all(handle.is_cancelled and handle.is_released for handle in rig.engine.handles)
+    assert len(rig.engine.handles) == (0 if stage == "tokenising" else 1)
+    gate.set()
+    rig.frontend.gate = None
+    assert (await rig.chat()).status == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_disconnect_cancels_every_sibling(rig: Rig, stream: bool) -> None:
+    rig.engine.script = hold(asyncio.Event(), "a")
+    _, writer = await rig.send_chat(stream=stream, n=5)
+    await until(lambda: len(rig.engine.handles) == 5)
+    writer.close()
+    await until(lambda: rig.engine.num_open == 0, 1.0)
+    assert all(handle.is_cancelled for handle in rig.engine.handles)
+
+
+def flood(request: GenerationRequest) -> AsyncIterator[Event]:
+    """Far more than any socket buffer holds."""
+
+    async def script() -> AsyncIterator[Event]:
+        yield Admitted(usage_of(request))
+        for _ in range(4000):
+            await asyncio.sleep(0)
+            yield Progress((OutputDelta("content", "x" * 8000),), usage_of(request))
+        await asyncio.Event().wait()
+
+    return script()
+
+
+async def open_lazy_reader(rig: Rig) -> socket.socket:
+    """A client that sends a streaming request and then reads nothing."""
+    loop = asyncio.get_running_loop()
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.setblocking(False)
+    await loop.sock_connect(client, (HOST, rig.port))
+    body = orjson.dumps({"messages": MESSAGES, "stream": True})
+    await loop.sock_sendall(client, chat_head(len(body)) + body)
+    return client
+
+
+async def test_reader_that_falls_behind_loses_its_request_and_nobody_else(rig: Rig) -> None:
+    rig.engine.script = flood
+    client = await open_lazy_reader(rig)
+    await until(lambda: len(rig.engine.handles) == 1)
+    rig.engine.script = hold(gate := asyncio.Event(), "other")
+    other = asyncio.create_task(rig.chat(stream=True))
+    await until(lambda: rig.engine.handles[0].is_released)
+    assert rig.engine.handles[0].is_cancelled
+    gate.set()
+    assert (await other).events[-1] == "[DONE]"
+    client.close()
+
+
+async def test_reader_that_takes_nothing_for_too_long_is_cut_off() -> None:
+    limits = GatewayLimits(stream_buffer_bytes=1 << 40, write_timeout_s=0.2)
+    async with running_gateway(limits=limits) as rig:
+        rig.engine.script = flood
+        client = await open_lazy_reader(rig)
+        await until(lambda: len(rig.engine.handles) == 1)
+        start_s = time.monotonic()
+        await until(lambda: rig.engine.handles[0].is_released)
+        assert time.monotonic() - start_s > 0.15
+        client.close()
+
+
+async def test_reader_that_takes_a_little_now_and_then_stays() -> None:
+    limits = GatewayLimits(write_timeout_s=0.2)
+    async with running_gateway(limits=limits) as rig:
+
+        async def script(request: GenerationRequest) -> AsyncIterator[Event]:
+            yield Admitted(usage_of(request))
+            for _ in range(20):
+                yield Progress((OutputDelta("content", "x" * 1000),), usage_of(request))
+            async for event in hold(asyncio.Event())(request):
+                yield event
+
+        rig.engine.script = script
+        client = await open_lazy_reader(rig)
+        loop = asyncio.get_running_loop()
+        for _ in range(12):
+            await asyncio.sleep(0.05)
+            assert await loop.sock_recv(client, 512)
+        assert rig.engine.num_open == 1
+        client.close()
+
+
+async def test_client_that_never_takes_a_whole_answer_is_cut_off() -> None:
+    async with running_gateway(limits=GatewayLimits(write_timeout_s=0.2)) as rig:
+
+        async def script(request: GenerationRequest) -> AsyncIterator[Event]:
+            yield Admitted(usage_of(request))
+            yield Progress((OutputDelta("content", "x" * 30_000_000),), usage_of(request))
+            async for event in hold(gate)(request):
+                yield event
+
+        gate = asyncio.Event()
+        gate.set()
+        rig.engine.script = script
+        reader, writer = await rig.send_chat()
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await until(lambda: len(rig.engine.handles) == 1)
+        await until(lambda: rig.gateway.counters.exchanges_active == 0)
+        assert rig.gateway.counters.aborts == 1
+        del reader
+        writer.close()
