@@ -39,7 +39,7 @@ def parse(cls: type[Any], argv: list[str], environ: dict[str, str]) -> Any:
 def good_text(spec: OptionSpec) -> str:
     if spec.choices is not None:
         return spec.choices[-1]
-    for text in ("1", "0.5", "2MiB"):
+    for text in ("1", "2", "0.5", "2MiB"):
         try:
             spec.parse(text)
         except ValueError:
