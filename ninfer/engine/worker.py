@@ -89,11 +89,11 @@ class Worker:
 
     @property
     def num_waiting(self) -> int:
-        return self._scheduler.num_waiting + self.inbox.num_submitted
+        return 0 if self._has_ended else self._scheduler.num_waiting + self.inbox.num_submitted
 
     @property
     def num_running(self) -> int:
-        return self._scheduler.num_running
+        return 0 if self._has_ended else self._scheduler.num_running
 
     @property
     def last_unit_s(self) -> float:

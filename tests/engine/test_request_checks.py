@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ninfer.contract.errors import RequestError
+from ninfer.contract.generation import FinishReason, GenerationRequest
+from ninfer.contract.prompt import PreparedPrompt
+from ninfer.contract.sampling import SamplingParams
+from ninfer.contract.units import PAGE_TOKENS, Capacity
+from ninfer.engine.request_checks import OutputBudget, check_request
+from tests.helpers.scripted_session import ScriptedSession
+
+
+def check(
+    prompt_tokens: int,
+    max_tokens: int,
+    *,
+    max_context: int = 100,
+    num_pages: int = 2,
+    sampling: SamplingParams | None = None,
+) -> OutputBudget:
+    return check_request(
+        GenerationRequest(
+            "r",
+            PreparedPrompt(np.zeros(prompt_tokens, np.int32)),
+            sampling or SamplingParams(),
+            ScriptedSession(),
+            max_tokens,
+        ),
+        capacity=Capacity(1, max_context, num_pages, 3, 16),
+        vocab_size=10,
+        pages_needed=lambda num_tokens: -(-num_tokens // PAGE_TOKENS),
+    )
+
+
+@given(prompt_tokens=st.integers(1, 120), max_tokens=st.integers(0, 200))
+def test_budget_fits_the_context_and_at_least_one_token(
+    prompt_tokens: int, max_tokens: int
+) -> None:
+    if prompt_tokens + min(max_tokens, 1) > 100:
+        with pytest.raises(RequestError) as caught:
+            check(prompt_tokens, max_tokens)
+        assert caught.value.code == "context_length_exceeded"
+        return
+    budget = check(prompt_tokens, max_tokens)
+    assert budget.num_tokens == min(max_tokens, 100 - prompt_tokens)
+    is_cut = budget.num_tokens < max_tokens
+    assert (budget.reason is FinishReason.CONTEXT_CAPACITY) == is_cut
+    assert budget.worst_case_pages == (1 if prompt_tokens + budget.num_tokens <= 64 else 2)
+
+
+def test_full_context_without_room_for_output_names_the_true_limit() -> None:
+    with pytest.raises(RequestError, match=r"100 tokens > 99 maximum"):
+        check(100, 1)
+
+
+def test_request_that_can_never_get_its_pages_is_refused() -> None:
+    with pytest.raises(RequestError, match="need 2 pages") as caught:
+        check(60, 20, num_pages=1)
+    assert caught.value.code == "context_length_exceeded"
+
+
+def test_empty_prompt_and_negative_budget() -> None:
+    with pytest.raises(RequestError) as caught:
+        check(0, 1)
+    assert caught.value.code == "invalid_prompt"
+    with pytest.raises(RequestError) as caught:
+        check(1, -1)
+    assert (caught.value.code, caught.value.param) == ("invalid_value", "max_tokens")
+
+
+@pytest.mark.parametrize("token_id", [-1, 10])
+def test_biased_id_outside_the_vocabulary(token_id: int) -> None:
+    with pytest.raises(RequestError) as caught:
+        check(1, 1, sampling=SamplingParams(logit_bias=((3, 1.0), (token_id, 1.0))))
+    assert (caught.value.code, caught.value.param) == ("invalid_value", "logit_bias")
