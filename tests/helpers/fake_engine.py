@@ -1,7 +1,7 @@
 """FakeFrontend and FakeEngine: the gateway's neighbours, with scripts a test writes.
 
 A token is a byte. A script is a function from the request to an async generator of events; it runs
-in the consumer's task, so a script that waits for an asyncio.Event holds its request there.
+as its consumer asks for events, so one that waits for an asyncio.Event holds its request there.
 """
 
 from __future__ import annotations
@@ -137,6 +137,12 @@ class FakeHandle:
         self.is_cancelled = False
         self.has_ended = False
         self._events = events
+        self._ending: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
+
+    def end_with(self, error: NInferError) -> None:
+        """The engine ends the request from outside."""
+        if not self._ending.done():
+            self._ending.set_result(Failed(error, usage_of(self.request)))
 
     @property
     def request_id(self) -> str:
@@ -146,9 +152,20 @@ class FakeHandle:
         self.is_cancelled = True
 
     async def __aiter__(self) -> AsyncIterator[Event]:
-        async for event in self._events:
+        while not self.has_ended:
+            event = await self._next()
+            if event is None:
+                return
             self.has_ended = isinstance(event, Finished | Failed)
             yield event
+
+    async def _next(self) -> Event | None:
+        taking = asyncio.ensure_future(anext(self._events, None))
+        try:
+            await asyncio.wait((taking, self._ending), return_when=asyncio.FIRST_COMPLETED)
+            return taking.result() if taking.done() else await self._ending
+        finally:
+            taking.cancel()
 
     async def __aenter__(self) -> Self:
         return self
@@ -217,11 +234,19 @@ class FakeEngine:
         end_s = self.now() + timeout_s
         while self.num_open and self.now() < end_s:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
-        return self.num_open == 0
+        has_drained = self.num_open == 0
+        self._end_all(Unavailable("server_draining", "The server is shutting down."))
+        return has_drained
 
     async def aclose(self) -> None:
         self.close_admission()
         self.is_closed = True
+        self._end_all(Unavailable("engine_unavailable", "The engine has stopped."))
+
+    def _end_all(self, error: NInferError) -> None:
+        for handle in self.handles:
+            if not handle.is_released:
+                handle.end_with(error)
 
 
 def usage_of(request: GenerationRequest, completion_tokens: int = 0) -> Usage:
