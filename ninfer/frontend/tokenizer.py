@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
-from ninfer.contract.errors import ModelFileError
+from ninfer.contract.errors import InvariantError, ModelFileError
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 THINK_OPEN: Final = "<think>"
@@ -66,8 +66,7 @@ class TextTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`; added tokens in it are parsed. No surrogates in `text`."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        return _encode(self._tokenizer, [text])[0]
 
     def encode_guarded(self, text: str, guard: str) -> list[int]:
         """As `encode(text without guard)`, but marks broken up by `guard` stay plain characters.
@@ -77,15 +76,14 @@ class TextTokenizer:
         Stretches between real control marks that contain the guard are encoded without knowledge
         of added tokens; all others exactly as `encode` does.
         """
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        # The batch call, unlike `encode`, lets other Python threads run meanwhile.
+        encoding = self._tokenizer.encode_batch([text], add_special_tokens=False)[0]
+        stretches = list(self._stretches(encoding, len(text)))
+        guarded = [text[start:stop] for _, start, stop in stretches if guard in text[start:stop]]
+        plain = iter(_encode(self._plain, [part.replace(guard, "") for part in guarded]))
         ids: list[int] = []
-        for stretch, start, stop in self._stretches(encoding.ids, encoding.offsets, len(text)):
-            characters = text[start:stop]
-            if guard in characters:
-                plain = characters.replace(guard, "")
-                ids.extend(self._plain.encode(plain, add_special_tokens=False).ids)
-            else:
-                ids.extend(stretch)
+        for stretch, start, stop in stretches:
+            ids.extend(next(plain) if guard in text[start:stop] else stretch)
         return ids
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -102,16 +100,28 @@ class TextTokenizer:
             return token.encode()
 
     def _stretches(
-        self, ids: list[int], offsets: list[tuple[int, int]], num_characters: int
+        self, encoding: Encoding, num_characters: int
     ) -> Iterator[tuple[list[int], int, int]]:
         """(ids, start, stop) of added tokens and of what lies between them, in text order."""
-        first, start = 0, 0
+        ids: list[int] = encoding.ids
+        first, first_character = 0, 0
         for index, token_id in enumerate(ids):
             if token_id in self._added_texts:
-                yield ids[first:index], start, offsets[index][0]
-                yield [token_id], *offsets[index]
-                first, start = index + 1, offsets[index][1]
-        yield ids[first:], start, num_characters
+                # Not encoding.offsets: a list of all of them would hold up other threads.
+                span = encoding.token_to_chars(index)
+                if span is None:
+                    raise InvariantError(f"token {token_id} has no place in the text")
+                start, stop = span
+                yield ids[first:index], first_character, start
+                yield [token_id], start, stop
+                first, first_character = index + 1, stop
+        yield ids[first:], first_character, num_characters
+
+
+def _encode(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+    # The batch call, unlike `encode`, lets other Python threads run meanwhile.
+    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    return [encoding.ids for encoding in encodings]
 
 
 def _is_control_text(text: str) -> bool:

@@ -23,23 +23,21 @@ def demo_config(vocab_size: int = DEMO_VOCAB_SIZE) -> ModelConfig:
     return dataclasses.replace(hybrid_config(vocab_size=vocab_size), eos_token_ids=(IM_END,))
 
 
-def demo_resources(**changes: Any) -> FrontendResources:
-    resources = FrontendResources(
-        tokenizer_json=(DEMO_MODEL / "tokenizer.json").read_bytes(),
-        tokenizer_config=json.loads((DEMO_MODEL / "tokenizer_config.json").read_text()),
-        chat_template=(DEMO_MODEL / "chat_template.jinja").read_text(),
-        generation_config=json.loads((DEMO_MODEL / "generation_config.json").read_text()),
-    )
-    return dataclasses.replace(resources, **changes)
+RESOURCES: Final = FrontendResources(
+    tokenizer_json=(DEMO_MODEL / "tokenizer.json").read_bytes(),
+    tokenizer_config=json.loads((DEMO_MODEL / "tokenizer_config.json").read_text()),
+    chat_template=(DEMO_MODEL / "chat_template.jinja").read_text(),
+    generation_config=json.loads((DEMO_MODEL / "generation_config.json").read_text()),
+)
+"""The demo model's own files."""
 
 
 def demo_frontend(
     defaults: SamplingOptions | None = None, *, vocab_size: int = DEMO_VOCAB_SIZE, **changes: Any
 ) -> ModelFrontend:
     """`changes` replace resources of the demo model."""
-    return ModelFrontend(
-        demo_config(vocab_size), demo_resources(**changes), defaults or SamplingOptions()
-    )
+    resources = dataclasses.replace(RESOURCES, **changes)
+    return ModelFrontend(demo_config(vocab_size), resources, defaults or SamplingOptions())
 
 
 def demo_tokenizer() -> TextTokenizer:

@@ -1,0 +1,269 @@
+"""ModelFrontend as Gateway and CLI see it, on the demo model's files."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from blockbuster import BlockBuster, blockbuster_ctx
+
+from ninfer.contract.chat import Frontend, GenerationParams
+from ninfer.contract.errors import ModelFileError, RequestError
+from ninfer.contract.generation import Finish, FinishReason, GenerationRequest
+from ninfer.contract.model import FrontendResources
+from ninfer.contract.sampling import GeneratedToken, SamplingParams
+from ninfer.frontend.frontend import UNLIMITED_TOKENS, ModelFrontend
+from ninfer.options import SamplingOptions
+from tests.helpers.demo_frontend import (
+    END_OF_TEXT,
+    IM_END,
+    IM_START,
+    THINK,
+    THINK_END,
+    chat,
+    demo_config,
+    demo_frontend,
+    demo_tokenizer,
+    turn,
+)
+
+FRONTEND = demo_frontend()
+TOKENIZER = demo_tokenizer()
+
+
+@pytest.fixture(autouse=True)
+def _no_blocking() -> Iterator[BlockBuster]:
+    with blockbuster_ctx() as blockbuster:
+        yield blockbuster
+
+
+def build(
+    frontend: ModelFrontend = FRONTEND, *, prompt_ids: tuple[int, ...] = (1, 2), **params: Any
+) -> GenerationRequest:
+    prompt = frontend.prepare_ids(prompt_ids)
+    return frontend.build_request("r", prompt, GenerationParams(**params), now=100.0)
+
+
+def answer(request: GenerationRequest, *ids: int) -> tuple[str, str, Finish | None, int]:
+    """(reasoning, content, finish, reasoning tokens) after `ids`, one by one."""
+    texts = {"reasoning": "", "content": ""}
+    finish = None
+    for token_id in ids:
+        preview = request.session.preview([GeneratedToken(token_id)], None)
+        request.session.commit(preview)
+        for delta in preview.deltas:
+            texts[delta.channel] += delta.text
+        finish = preview.finish
+        if finish is not None:
+            break
+    for delta in request.session.flush():
+        texts[delta.channel] += delta.text
+    return texts["reasoning"], texts["content"], finish, request.session.reasoning_tokens
+
+
+def test_it_is_a_frontend() -> None:
+    frontend: Frontend = FRONTEND
+    assert (frontend.vocab_size, frontend.has_tokenizer, frontend.has_chat_template) == (
+        4096,
+        True,
+        True,
+    )
+
+
+class TestSampling:
+    def test_model_defaults_hold_when_nobody_asks(self) -> None:
+        sampling = dataclasses.replace(build().sampling, seed=0)
+        assert sampling == SamplingParams(temperature=0.7, top_k=20, top_p=0.9)
+
+    def test_request_wins_over_options_and_they_over_the_model(self) -> None:
+        frontend = demo_frontend(SamplingOptions(temperature=0.2, top_k=5, min_p=0.1, seed=3))
+        sampling = build(frontend, temperature=1.5).sampling
+        assert sampling == SamplingParams(temperature=1.5, top_k=5, top_p=0.9, min_p=0.1, seed=3)
+
+    def test_without_any_default_sampling_is_neutral(self) -> None:
+        sampling = build(demo_frontend(generation_config={})).sampling
+        assert dataclasses.replace(sampling, seed=0) == SamplingParams(temperature=1.0)
+
+    def test_greedy_model_config_yields_to_a_request(self) -> None:
+        frontend = demo_frontend(generation_config={"do_sample": False, "top_p": 0.5})
+        assert build(frontend).sampling.is_greedy
+        assert build(frontend, temperature=0.8).sampling.temperature == 0.8
+
+    @pytest.mark.parametrize(
+        ("asked", "used"), [(0, 0.0), (9e-6, 0.0), (1e-5, 0.01), (0.001, 0.01), (0.5, 0.5)]
+    )
+    def test_tiny_temperatures(self, asked: float, used: float) -> None:
+        assert build(temperature=asked).sampling.temperature == used
+
+    @pytest.mark.parametrize(("asked", "used"), [(-1, 0), (0, 0), (7, 7), (4096, 0), (10**6, 0)])
+    def test_top_k_off(self, asked: int, used: int) -> None:
+        assert build(top_k=asked).sampling.top_k == used
+
+    def test_every_unseeded_request_has_its_own_seed(self) -> None:
+        seeds = {build().sampling.seed for _ in range(20)}
+        assert len(seeds) == 20
+        assert all(0 <= seed < 2**64 for seed in seeds)
+
+    def test_negative_seed_is_its_64_bits(self) -> None:
+        assert build(seed=-1).sampling.seed == 2**64 - 1
+        assert build(seed=0).sampling.seed == 0
+
+    @pytest.mark.parametrize(
+        ("param", "value"),
+        [("logit_bias", ((4096, 1.0),)), ("logit_bias", ((-1, 1.0),)), ("stop_token_ids", (5000,))],
+    )
+    def test_ids_outside_the_vocabulary(self, param: str, value: Any) -> None:
+        with pytest.raises(RequestError) as caught:
+            build(**{param: value})
+        assert (caught.value.code, caught.value.param) == ("invalid_value", param)
+
+
+class TestLimits:
+    def test_budget_and_deadline(self) -> None:
+        assert build().max_tokens == UNLIMITED_TOKENS
+        assert build(max_tokens=0).max_tokens == 0
+        assert build(demo_frontend(SamplingOptions(max_tokens=9))).max_tokens == 9
+        assert build().deadline_s is None
+        assert build(timeout_s=2.5).deadline_s == 102.5
+
+    def test_ids_that_end_are_suppressed_until_the_minimum(self) -> None:
+        assert build().suppressed_ids == ()
+        request = build(min_tokens=3, stop_token_ids=(7,))
+        assert (request.min_tokens, request.suppressed_ids) == (3, (7, END_OF_TEXT, IM_END))
+        assert build(min_tokens=3, stop_token_ids=(7,), ignore_eos=True).suppressed_ids == (7,)
+
+    def test_eos_of_the_model_config_serves_when_generation_config_has_none(self) -> None:
+        assert build(demo_frontend(generation_config={}), min_tokens=1).suppressed_ids == (IM_END,)
+
+    def test_eos_ids_nothing_can_generate_are_left_out(self) -> None:
+        frontend = demo_frontend(generation_config={"eos_token_id": [5, 151645]})
+        assert build(frontend, min_tokens=1).suppressed_ids == (5,)
+
+
+class TestOutput:
+    HI = TOKENIZER.encode("Hi.")
+
+    def test_eos_is_hidden(self) -> None:
+        result = answer(build(), *self.HI, IM_END, *self.HI)
+        assert result == ("", "Hi.", Finish(FinishReason.STOP_TOKEN, IM_END), 0)
+
+    def test_ignored_eos_goes_on(self) -> None:
+        request = build(ignore_eos=True)
+        assert answer(request, *self.HI, IM_END, *self.HI)[1:3] == ("Hi.Hi.", None)
+
+    def test_special_tokens_are_shown_on_request(self) -> None:
+        request = build(skip_special_tokens=False)
+        assert answer(request, IM_START, *self.HI)[1] == "<|im_start|>Hi."
+
+    def test_thinking_by_ids(self) -> None:
+        newline = TOKENIZER.encode("\n\n")
+        ids = (*newline, THINK_END, *newline, *self.HI)
+        opened = build(prompt_ids=(IM_START, THINK))
+        assert answer(opened, *self.HI, *ids)[:2] == ("Hi.", "Hi.")
+        generated = build()
+        reasoning_tokens = 1 + len(self.HI) + len(newline) + 1
+        assert answer(generated, THINK, *self.HI, *ids) == ("Hi.", "Hi.", None, reasoning_tokens)
+
+    def test_raw_endpoints_see_everything_as_content(self) -> None:
+        request = build(prompt_ids=(THINK,), split_reasoning=False)
+        assert answer(request, *self.HI, THINK_END)[:2] == ("", "Hi.</think>")
+
+    def test_stop_strings_with_options(self) -> None:
+        ids = TOKENIZER.encode("one two three")
+        finish = Finish(FinishReason.STOP_STRING, "two")
+        assert answer(build(stop=("two",)), *ids)[1:3] == ("one ", finish)
+        kept = build(stop=("two",), include_stop_string=True)
+        assert answer(kept, *ids)[1] == "one two"
+        late = build(stop=("t",), min_tokens=len(TOKENIZER.encode("one two")))
+        assert answer(late, *ids)[1] == "one two "
+        thinking = build(prompt_ids=(THINK,), stop=("two",), stop_in_reasoning=True)
+        assert answer(thinking, *ids)[:3] == ("one", "", finish)
+
+    def test_stop_string_with_a_lone_surrogate_is_usable(self) -> None:
+        assert answer(build(stop=("\ud83d",)), *TOKENIZER.encode("a\ufffdb"))[1] == "a"
+
+    def test_padded_vocabulary_decodes_to_nothing(self) -> None:
+        frontend = demo_frontend(vocab_size=5000)
+        assert (frontend.token_bytes(4999), frontend.token_text(4999)) == (b"", "")
+        assert answer(build(frontend), *self.HI, 4999, *self.HI)[1] == "Hi.Hi."
+
+    def test_token_text_replaces_broken_bytes(self) -> None:
+        first_of_two = next(i for i in range(4083) if FRONTEND.token_bytes(i) == b"\xc4")
+        assert FRONTEND.token_text(first_of_two) == "\ufffd"
+        assert FRONTEND.token_text(THINK) == "<think>"
+
+
+class TestPrompts:
+    async def test_chat_text_and_tokens_agree(self) -> None:
+        prompt = chat(turn("user", "Hello"))
+        ids = (await FRONTEND.prepare_chat(prompt)).token_ids.tolist()
+        assert ids == TOKENIZER.encode(await FRONTEND.render_chat(prompt))
+        assert (await FRONTEND.prepare_text("Hello")).token_ids.tolist() == TOKENIZER.encode(
+            "Hello"
+        )
+
+    async def test_long_prompt_leaves_the_loop_running(self) -> None:
+        prompt = chat(turn("user", "one two <|im_end|> three " * 20_000))
+        task = asyncio.create_task(FRONTEND.prepare_chat(prompt))
+        num_turns = 0
+        while not task.done():
+            await asyncio.sleep(0.001)
+            num_turns += 1
+        assert (await task).num_tokens > 100_000
+        assert num_turns > 10
+
+    async def test_long_and_short_ways_are_one(self) -> None:
+        tools = ({"type": "function", "function": {"name": "f", "description": "x" * 3000}},)
+        for prompt in (chat(turn("user", "a"), tools=tools), chat(*[turn("user", "a")] * 200)):
+            text = await FRONTEND.render_chat(prompt)
+            prepared = await FRONTEND.prepare_chat(prompt)
+            assert prepared.token_ids.tolist() == TOKENIZER.encode(text)
+
+    async def test_errors_come_out_of_the_thread(self) -> None:
+        frontend = demo_frontend(chat_template="{{ raise_exception('no') }}")
+        with pytest.raises(RequestError, match="no"):
+            await frontend.prepare_chat(chat(turn("user", "a" * 5000)))
+
+    async def test_many_prompts_at_once(self) -> None:
+        prompts = [chat(turn("user", f"{n} <think> " * 400)) for n in range(8)]
+        together = await asyncio.gather(*map(FRONTEND.prepare_chat, prompts))
+        for prompt, prepared in zip(prompts, together, strict=True):
+            alone = await FRONTEND.prepare_chat(prompt)
+            assert prepared.token_ids.tolist() == alone.token_ids.tolist()
+
+
+class TestModelFiles:
+    async def test_model_without_files_takes_ids(self) -> None:
+        frontend = ModelFrontend(demo_config(), FrontendResources(), SamplingOptions())
+        assert (frontend.has_tokenizer, frontend.has_chat_template) == (False, False)
+        request = build(frontend, prompt_ids=(5, 6))
+        assert answer(request, 7, IM_END)[2] == Finish(FinishReason.STOP_TOKEN, IM_END)
+        with pytest.raises(RequestError) as caught:
+            await frontend.prepare_text("a")
+        assert caught.value.code == "tokenizer_unavailable"
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"tokenizer_json": b"{"}, "tokenizer.json"),
+            ({"chat_template": "{% if %}"}, "chat_template.jinja: line 1"),
+            ({"generation_config": {"top_p": 2}}, "generation_config.json: top_p"),
+            ({"tokenizer_config": {"eos_token": 5}}, "tokenizer_config.json: eos_token"),
+        ],
+    )
+    def test_bad_files_name_themselves(self, changes: dict[str, Any], message: str) -> None:
+        with pytest.raises(ModelFileError) as caught:
+            demo_frontend(**changes)
+        assert str(caught.value).startswith(message)
+
+    async def test_constant_tokens_reach_the_template(self) -> None:
+        frontend = demo_frontend(
+            chat_template="{{ bos_token }}|{{ eos_token }}|{{ messages[0].content }}",
+            tokenizer_config={"eos_token": {"content": "<|im_end|>"}, "bos_token": None},
+        )
+        prompt = chat(turn("user", "hi"))
+        assert await frontend.render_chat(prompt) == "|<|im_end|>|hi"
+        assert IM_END in (await frontend.prepare_chat(prompt)).token_ids
