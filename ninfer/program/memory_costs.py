@@ -14,6 +14,7 @@ from ninfer.contract.model import GdnConfig, ModelConfig, ModelObject
 from ninfer.contract.units import PAGE_TOKENS
 from ninfer.ops.gdn_chunked import CHUNK_TOKENS
 from ninfer.ops.paged_attention import KEY_BLOCK_TOKENS
+from ninfer.program.executors.cpu import PASS_TOKENS
 
 _FLOAT32_BYTES: Final = 4
 _SAMPLER_BYTES: Final = 40
@@ -46,14 +47,18 @@ def slot_bytes(config: ModelConfig) -> int:
 
 
 def logits_bytes(config: ModelConfig, *, prefill_chunk: int, max_concurrency: int) -> int:
-    """Logits of a scored chunk or of a sampled decode batch, whichever is more."""
-    scored = prefill_chunk * _FLOAT32_BYTES
+    """Logits of a scored chunk (its passes, then joined) or of a sampled decode batch, whichever is
+    more."""
+    scored = 2 * prefill_chunk * _FLOAT32_BYTES
     sampled = max_concurrency * _FLOAT32_BYTES + _SAMPLER_BYTES
     return config.vocab_size * max(scored, sampled)
 
 
-def activation_bytes(config: ModelConfig, *, num_tokens: int, max_context: int) -> int:
-    """Activations of a unit of `num_tokens` inputs: the residual stream and the widest block."""
+def activation_bytes(
+    config: ModelConfig, *, prefill_chunk: int, max_concurrency: int, max_context: int
+) -> int:
+    """The residual stream and the widest block of the largest pass through the layers."""
+    num_tokens = max(min(prefill_chunk, PASS_TOKENS), max_concurrency)
     keys = min(max_context, KEY_BLOCK_TOKENS)
     widest = max(
         _attention_values(config, num_tokens, keys),

@@ -40,14 +40,6 @@ def plan_memory(
     return plan
 
 
-def context_limit(config: ModelConfig) -> int:
-    """Most positions the model can tell apart; YaRN and linear scaling stretch what it saw."""
-    rope = config.attention.rope
-    if rope.original_max_position is None:
-        return config.max_position_embeddings
-    return max(config.max_position_embeddings, int(rope.original_max_position * rope.factor))
-
-
 @dataclass(frozen=True, slots=True)
 class _Planner:
     config: ModelConfig
@@ -56,7 +48,7 @@ class _Planner:
     budget_bytes: int
 
     def solve(self, available_bytes: int) -> MemoryPlan:
-        limit = context_limit(self.config)
+        limit = self.config.max_position_embeddings
         self._require_minimum(min(limit, PAGE_TOKENS), available_bytes)
         wanted = self.options.max_context
         if wanted is not None:
@@ -67,14 +59,16 @@ class _Planner:
         return self._plan(limit, self._most_pages(limit))
 
     def _require_minimum(self, max_context: int, available_bytes: int) -> None:
-        needed = self._plan(max_context, 1).total_bytes
-        if needed <= self.budget_bytes:
+        plan = self._plan(max_context, 1)
+        if plan.total_bytes <= self.budget_bytes:
             return
-        source = "" if self.options.memory_budget is not None else " (half of what is free)"
+        source = "" if self.options.memory_budget is not None else ", half of what is free"
         raise OptionError(
             flag_of("memory_budget"),
-            f"weights, {self._num_slots} states, workspace and one KV page need {needed:,} bytes;"
-            f" the budget is {self.budget_bytes:,} bytes{source}, {available_bytes:,} are free",
+            f"the least that runs needs {plan.total_bytes:,} bytes (weights {plan.weights_bytes:,},"
+            f" states {plan.state_bytes:,}, workspace {plan.workspace_bytes:,}, one page of KV"
+            f" {plan.kv_bytes:,}); the budget is {self.budget_bytes:,} bytes{source}"
+            f" ({available_bytes:,} bytes are free)",
         )
 
     def _solve_explicit(self, max_context: int, limit: int) -> MemoryPlan:
@@ -126,7 +120,10 @@ class _Planner:
             self.config, prefill_chunk=prefill_chunk, max_concurrency=lanes
         )
         activation_bytes = memory_costs.activation_bytes(
-            self.config, num_tokens=max(prefill_chunk, lanes), max_context=max_context
+            self.config,
+            prefill_chunk=prefill_chunk,
+            max_concurrency=lanes,
+            max_context=max_context,
         )
         return MemoryPlan(
             capacity=Capacity(
