@@ -6,8 +6,9 @@
       -> deltas     only characters that nothing to come can change
 
 Places are counted in characters of the decoded stream. `held` is its unsettled end; everything
-before it has been shown or dropped. The result depends on the bytes alone, not on how they are cut
-into tokens, nor on how tokens are grouped into previews.
+before it has been shown or dropped, but for the blanks at the end of a thought. The result depends
+on the bytes alone, not on how they are cut into tokens, nor on how tokens are grouped into
+previews.
 
 What is dropped: the tags, newlines after <think>, white space before </think> and after it, a
 matched stop string and all behind it. A thought that never closes stays a thought.
@@ -50,6 +51,27 @@ class _Waiting(NamedTuple):
     has_text: bool
 
 
+class _Blank(NamedTuple):
+    """White space of a thought, dropped should the thought end with it; newest part first.
+
+    A linked list, because a model may go on writing blanks for long: each costs the same.
+    """
+
+    earlier: _Blank | None
+    start: int
+    text: str
+    tokens: tuple[GeneratedToken, ...]
+
+    def parts(self) -> list[_Blank]:
+        """This part and all earlier ones in the order of the text."""
+        parts: list[_Blank] = []
+        part: _Blank | None = self
+        while part is not None:
+            parts.append(part)
+            part = part.earlier
+        return parts[::-1]
+
+
 @dataclass(slots=True)
 class _State:
     """undecoded   bytes of an incomplete character
@@ -57,6 +79,7 @@ class _State:
     held        the last characters of the stream, neither shown nor dropped yet
     num_scanned how many of `held` have passed the tag search and the stop matcher
     node        the stop matcher's place behind them
+    blank       white space before `held` that waits for the thought to go on
     thought_end place behind the closing tag, None while there was none
     """
 
@@ -71,6 +94,7 @@ class _State:
     node: int = ROOT
     thought_end: int | None = None
     waiting: tuple[_Waiting, ...] = ()
+    blank: _Blank | None = None
     is_ended: bool = False
 
     def successor(self) -> _State:
@@ -86,12 +110,13 @@ class _State:
             self.node,
             self.thought_end,
             self.waiting,
+            self.blank,
             self.is_ended,
         )
 
     @property
     def settled(self) -> int:
-        """Everything before this place has been shown or dropped."""
+        """Everything before this place has been shown or dropped, or is blank."""
         return self.length - len(self.held)
 
     def drop(self, count: int) -> None:
@@ -116,12 +141,23 @@ class _Output:
     spans: list[_Span] = field(default_factory=list)
 
     def show(self, state: _State, count: int, channel: Channel) -> None:
-        """Move the first `count` held characters into `channel`."""
+        """Move the first `count` held characters into `channel`, after blanks before them."""
         if count:
+            if state.blank is not None:
+                self._show_blank(state.blank)
+                state.blank = None
             start = state.settled
             self.spans.append(_Span(start, start + count, channel))
             self.texts[channel] = self.texts.get(channel, "") + state.held[:count]
             state.drop(count)
+
+    def _show_blank(self, blank: _Blank) -> None:
+        parts = blank.parts()
+        text = "".join(part.text for part in parts)
+        self.texts["reasoning"] = self.texts.get("reasoning", "") + text
+        for part in parts:
+            for token in part.tokens:
+                self.report(token, "reasoning")
 
     def report(self, token: GeneratedToken, channel: Channel) -> None:
         self.tokens.setdefault(channel, []).append(token)
@@ -302,9 +338,16 @@ class TextOutputSession:
             self._cut(state, output, match, "reasoning")
             return match
         stop = limit if is_final or stops is None else limit - stops.depth(state.node)
-        output.show(state, len(state.held[:stop].rstrip()), "reasoning")
+        thought = state.held[:stop]
+        num_shown = len(thought.rstrip())
+        output.show(state, num_shown, "reasoning")
+        if not is_final and num_shown < stop:
+            state.blank = _Blank(state.blank, state.settled, thought[num_shown:], ())
+            state.drop(stop - num_shown)
+        if is_final:
+            state.blank = None
         if close >= 0:
-            state.drop(state.held.index(THINK_CLOSE, state.num_scanned) + len(THINK_CLOSE))
+            state.drop(close - num_shown + len(THINK_CLOSE))
             state.thought_end = state.settled
             state.num_scanned, state.node = 0, ROOT
             state.phase = _Phase.ANSWER_LEAD
@@ -344,19 +387,23 @@ class TextOutputSession:
                 stop = len(state.held[:stop].rstrip())
         output.show(state, stop, channel)
         cut = state.settled
+        state.blank = None
         state.waiting = tuple(waiting for waiting in state.waiting if waiting.end <= cut)
         state.undecoded = b""
         state.drop(len(state.held))
 
     def _report_tokens(self, state: _State, output: _Output) -> None:
-        """Report or forget the tokens whose text is settled."""
+        """Report the tokens whose text is settled, keep those of blanks, forget the others."""
         settled, done = state.settled, 0
         for token, end, has_text in state.waiting:
             if end > settled:
                 break
             done += 1
             channel = output.channel_at(end - 1) if has_text else self._channel(state)
-            if channel is not None:
+            blank = state.blank
+            if blank is not None and end > blank.start:
+                state.blank = blank._replace(tokens=(*blank.tokens, token))
+            elif channel is not None:
                 output.report(token, channel)
         if done:
             state.waiting = state.waiting[done:]

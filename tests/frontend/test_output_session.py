@@ -281,6 +281,23 @@ def test_tokens_travel_with_the_text_they_end_in(pieces: list[str], stops: list[
     assert reported == list(range(len(reported)))
 
 
+@given(st.lists(st.sampled_from(["a", " ", "\n", "b \n", " c", "", "</", "<"]), max_size=12))
+def test_tokens_of_a_thought_travel_with_its_text(pieces: list[str]) -> None:
+    pieces = ["a", *pieces]
+    output = run_session(session_rules(pieces, opens_in_reasoning=True), range(len(pieces)))
+    text = spelled = ""
+    for delta in output.deltas:
+        text += delta.text
+        spelled += "".join(pieces[token.token_id] for token in delta.tokens)
+        assert text.startswith(spelled)
+    whole = "".join(pieces)
+    ends = [len("".join(pieces[: index + 1])) for index in range(len(pieces))]
+    in_text = [index for index, end in enumerate(ends) if end <= len(whole.rstrip())]
+    reported = output.token_ids("reasoning")
+    assert reported == sorted(reported)
+    assert [index for index in reported if pieces[index]] == [i for i in in_text if pieces[i]]
+
+
 def test_rules_can_be_narrowed_for_another_request() -> None:
     rules = session_rules(["a", "b"], stop_ids=frozenset({1}))
     assert run_session(replace(rules, stop_ids=frozenset()), [0, 1]).text() == "ab"
