@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ninfer.contract.errors import DeviceError, InvariantError
 from ninfer.kernels.compiler import CompiledKernel, compile_source, compiler_version
@@ -72,7 +73,7 @@ class KernelFunction:
         self,
         grid: tuple[int, int, int],
         block: tuple[int, int, int],
-        arguments: np.void,
+        arguments: NDArray[np.void],
         *,
         stream: int,
         shared_bytes: int = 0,
@@ -80,7 +81,7 @@ class KernelFunction:
     ) -> None:
         """Queue the kernel on `stream`; returns before it has run.
 
-        arguments      the entry's one parameter, a struct passed by value; copied before return
+        arguments      the entry's one parameter, a struct [] passed by value; copied before return
         programmatic   may start before the kernel ahead of it in the stream has ended: only for
                        entries that call wait_for_previous_kernel
         """
@@ -93,8 +94,7 @@ class KernelFunction:
         attributes = [_programmatic_attribute(driver)] if programmatic else []
         config.attrs = attributes
         config.numAttrs = len(attributes)
-        storage = np.array(arguments)
-        pointers = np.array([storage.ctypes.data], dtype=np.uint64)
+        pointers = np.array([arguments.ctypes.data], dtype=np.uint64)
         _checked(
             driver, driver.cuLaunchKernelEx(config, self._handle, int(pointers.ctypes.data), 0)
         )

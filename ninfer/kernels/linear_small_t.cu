@@ -72,7 +72,7 @@ struct E4m3Row : Bf16 {
 };
 
 struct E4m3Block : E4m3Row {
-  static constexpr u32 kUnitSlab = 32;  // one f32 a strip
+  static constexpr u32 kUnitSlab = 64;  // a strip: f32 of rows g, f32 of rows g + 8
   static constexpr bool kScalesUnit = true;
 };
 
@@ -306,6 +306,17 @@ __device__ __forceinline__ void multiply_unit(E2m1, Accumulators<kTiles>& sum,
   }
 }
 
+// sum += scale * part, with one scale for rows g of the tiles and one for rows g + 8.
+template <int kTiles>
+__device__ __forceinline__ void add_scaled(Accumulators<kTiles>& sum, const Accumulators<kTiles>& part,
+                                           uint2 scales) {
+#pragma unroll
+  for (int i = 0; i < 2 * kTiles * 4; ++i) {
+    const float scale = __uint_as_float(i % 4 < 2 ? scales.x : scales.y);
+    (&sum.at[0][0][0])[i] += scale * (&part.at[0][0][0])[i];
+  }
+}
+
 // Where a warp's sums go: one strip of one row block.
 struct Strip {
   int row_block, warp, lane;
@@ -494,10 +505,6 @@ __device__ void consume_ring(const LinearParams& p, const SharedLayout& shared, 
         if constexpr (Format::kStripSlab > 0) {
           slab = load_shared_8(stage + strips * kStripBytes + warp * Format::kStripSlab + lane * 8);
         }
-        float scale = 1.f;
-        if constexpr (Format::kScalesUnit) {
-          scale = load_shared_float(stage + strips * kStripBytes + warp * 4);
-        }
         u32 columns[kTiles];
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
@@ -507,10 +514,7 @@ __device__ void consume_ring(const LinearParams& p, const SharedLayout& shared, 
           Accumulators<kTiles> part;
           part.clear();
           multiply_unit(Format{}, part, weights, columns, slab);
-#pragma unroll
-          for (int i = 0; i < 2 * kTiles * 4; ++i) {
-            (&sum.at[0][0][0])[i] += scale * (&part.at[0][0][0])[i];
-          }
+          add_scaled(sum, part, load_shared_8(stage + strips * kStripBytes + warp * 8));
         } else {
           multiply_unit(Format{}, sum, weights, columns, slab);
         }

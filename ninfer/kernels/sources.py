@@ -31,7 +31,7 @@ class KernelSource:
     headers: tuple[tuple[str, str], ...]
 
     def digest(self, architecture: str, *toolchain: str) -> str:
-        """Over all that the compiler reads and is told, and its versions if given; 32 hex digits."""
+        """Over all the compiler reads and is told, and its versions if given; 32 hex digits."""
         hasher = hashlib.sha256()
         parts = [architecture, *toolchain, *OPTIONS, self.name, self.text]
         for name, text in sorted(self.headers):

@@ -1,0 +1,319 @@
+"""The weight image that linear_small_t reads: what goes where, for bf16, e4m3 and e2m1 weights.
+
+    matrix [N, K]  ->  strips of 32 rows  ->  row blocks of 8 strips (the last may have fewer)
+    image          =   row blocks, each a row of units along K; unit = 2048 bytes a strip, then slab
+    strip of unit  =   4 vectors [half along K][tile of 16 rows], each 16 bytes for each of 32 lanes
+
+A unit is 32 (bf16), 64 (e4m3) or 128 (e2m1) columns. Lane 4 * g + q holds rows g and g + 8 of a
+tile, and a run of columns with no gap: that permutes K inside a tensor-core product, where order
+is free, and makes lane q's share of x one run of 16 or 32 bytes. e4m3 and e2m1 words have their
+bits spread so that few instructions make bf16 pairs (kernels/include/dtypes.cuh undoes it).
+
+    format      slab of a unit
+    bf16        none
+    fp8_row     none; the scale of a row is applied to its sum
+    fp8_block   a strip: f32 scale of rows g, f32 scale of rows g + 8; 64 bytes in all
+    nvfp4       a strip: 256 bytes of e4m3 scales; the global factor is applied to the sum
+
+N is padded to 32 and K to whole units with zeros. NumPy here, and the same bytes on the device
+by kernels/linear_pack.cu.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ninfer.contract.arrays import Float32Array
+from ninfer.ops.checks import fail
+from ninfer.ops.float_codecs import ByteArray, HalfArray
+
+_OP: Final = "linear_packing"
+
+STRIP_ROWS: Final = 32
+STRIPS_PER_BLOCK: Final = 8
+STRIP_BYTES: Final = 2048
+SCALE_BLOCK: Final = 128
+"""Rows and columns that share a scale in fp8_block."""
+SCALE_GROUP: Final = 16
+"""Columns that share a scale in nvfp4."""
+E2M1_SHIFT: Final = 256.0
+"""The kernel's e2m1 products come out so much too small; row scales make up for it."""
+
+
+class WeightFormat(Enum):
+    BF16 = "bf16"
+    FP8_ROW = "fp8_row"
+    FP8_BLOCK = "fp8_block"
+    NVFP4 = "nvfp4"
+
+    @property
+    def unit_columns(self) -> int:
+        return {"bf16": 32, "nvfp4": 128}.get(self.value, 64)
+
+    @property
+    def has_row_scale(self) -> bool:
+        return self in (WeightFormat.FP8_ROW, WeightFormat.NVFP4)
+
+    def unit_bytes(self, strips: int) -> int:
+        """Bytes of one unit of a row block of `strips` strips."""
+        if self is WeightFormat.NVFP4:
+            return strips * (STRIP_BYTES + 256)
+        return strips * STRIP_BYTES + (64 if self is WeightFormat.FP8_BLOCK else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLayout:
+    """Sizes of the image of a matrix [rows, columns]."""
+
+    format: WeightFormat
+    rows: int
+    columns: int
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or self.columns < 8 or self.columns % 8:
+            fail(_OP, f"[{self.rows}, {self.columns}]: needs a row and a multiple of 8 columns")
+        if self.format is WeightFormat.NVFP4 and self.columns % SCALE_GROUP:
+            fail(_OP, f"{self.columns} columns are not a multiple of {SCALE_GROUP}")
+
+    @property
+    def strips(self) -> int:
+        return -(-self.rows // STRIP_ROWS)
+
+    @property
+    def row_blocks(self) -> int:
+        return -(-self.strips // STRIPS_PER_BLOCK)
+
+    @property
+    def last_strips(self) -> int:
+        """Strips of the last row block."""
+        return self.strips - (self.row_blocks - 1) * STRIPS_PER_BLOCK
+
+    @property
+    def units_per_block(self) -> int:
+        return -(-self.columns // self.format.unit_columns)
+
+    @property
+    def units(self) -> int:
+        return self.row_blocks * self.units_per_block
+
+    @property
+    def image_bytes(self) -> int:
+        full = (self.row_blocks - 1) * self.format.unit_bytes(STRIPS_PER_BLOCK)
+        return self.units_per_block * (full + self.format.unit_bytes(self.last_strips))
+
+    @property
+    def padded_shape(self) -> tuple[int, int]:
+        return self.strips * STRIP_ROWS, self.units_per_block * self.format.unit_columns
+
+
+def pack_bf16(codes: HalfArray) -> ByteArray:
+    """bf16 codes [N, K] -> image."""
+    layout = ImageLayout(WeightFormat.BF16, *codes.shape)
+    padded = _pad(codes, layout.padded_shape)
+    # rows: strip, tile, r, g; columns: unit, q, half, c, e
+    split = padded.reshape(layout.strips, 2, 2, 8, layout.units_per_block, 4, 2, 2, 2)
+    fragments = np.ascontiguousarray(split.transpose(0, 4, 6, 1, 3, 5, 7, 2, 8))
+    return _assemble(layout, fragments.view(np.uint8), None)
+
+
+def unpack_bf16(image: ByteArray, layout: ImageLayout) -> HalfArray:
+    """The inverse of pack_bf16."""
+    tiles, _ = _disassemble(layout, image)
+    split = tiles.view(np.uint16).reshape(
+        layout.strips, layout.units_per_block, 2, 2, 8, 4, 2, 2, 2
+    )
+    rows = split.transpose(0, 3, 7, 4, 1, 5, 2, 6, 8).reshape(layout.padded_shape)
+    return np.ascontiguousarray(rows[: layout.rows, : layout.columns])
+
+
+def pack_fp8_row(codes: ByteArray) -> ByteArray:
+    """e4m3 codes [N, K] -> image; the row scales stay apart."""
+    layout = ImageLayout(WeightFormat.FP8_ROW, *codes.shape)
+    return _assemble(layout, _e4m3_tiles(codes, layout), None)
+
+
+def pack_fp8_block(codes: ByteArray, scales: Float32Array) -> ByteArray:
+    """e4m3 codes [N, K] and scales [ceil(N / 128), ceil(K / 128)] -> image."""
+    layout = ImageLayout(WeightFormat.FP8_BLOCK, *codes.shape)
+    rows = np.repeat(scales, SCALE_BLOCK, axis=0)
+    return pack_fp8_scaled_rows(codes, rows[: layout.rows])
+
+
+def pack_fp8_scaled_rows(codes: ByteArray, scales: Float32Array) -> ByteArray:
+    """As pack_fp8_block with scales [N, ceil(K / 128)].
+
+    Rows 0..7 and 16..23 of a strip share one scale, and so do the others: true of rows in their
+    natural order and of gate and up rows interleaved by 8.
+    """
+    layout = ImageLayout(WeightFormat.FP8_BLOCK, *codes.shape)
+    if scales.shape != (layout.rows, -(-layout.columns // SCALE_BLOCK)):
+        fail(_OP, f"scales have shape {scales.shape} for codes {codes.shape}")
+    by_unit = np.repeat(scales, 2, axis=1)[:, : layout.units_per_block]
+    padded = _pad(by_unit, (layout.padded_shape[0], layout.units_per_block))
+    split = padded.reshape(layout.strips, 2, 2, 8, layout.units_per_block)
+    slab = np.ascontiguousarray(split[:, 0, :, 0].transpose(0, 2, 1), np.float32)
+    return _assemble(layout, _e4m3_tiles(codes, layout), slab.view(np.uint8))
+
+
+def unpack_fp8(image: ByteArray, layout: ImageLayout) -> ByteArray:
+    """The codes [N, K] of an fp8_row or fp8_block image."""
+    tiles, _ = _disassemble(layout, image)
+    words = tiles.view(np.uint16).reshape(
+        layout.strips, layout.units_per_block, 2, 2, 8, 4, 2, 2, 2
+    )
+    first, second = _join_e4m3(words)
+    # strip, unit, half, tile, g, q, m, c, e, then r
+    split = np.stack([first, second], axis=-1)
+    rows = split.transpose(0, 3, 9, 4, 1, 2, 5, 6, 7, 8).reshape(layout.padded_shape)
+    return np.ascontiguousarray(rows[: layout.rows, : layout.columns])
+
+
+def pack_nvfp4(codes: ByteArray, scales: ByteArray) -> ByteArray:
+    """e2m1 bytes [N, K / 2] (even column in the low nibble), e4m3 scales [N, K / 16] -> image."""
+    layout = ImageLayout(WeightFormat.NVFP4, codes.shape[0], codes.shape[1] * 2)
+    if scales.shape != (layout.rows, layout.columns // SCALE_GROUP):
+        fail(_OP, f"scales have shape {scales.shape} for codes {codes.shape}")
+    rows, columns = layout.padded_shape
+    nibbles = np.empty((rows, columns), np.uint16)
+    padded = _pad(codes, (rows, columns // 2))
+    nibbles[:, 0::2], nibbles[:, 1::2] = padded & 15, padded >> 4
+    # rows: strip, tile, r, g; columns: unit, half, q, m, c, e
+    split = nibbles.reshape(layout.strips, 2, 2, 8, layout.units_per_block, 2, 4, 4, 2, 2)
+    pairs = split.transpose(0, 4, 5, 1, 3, 6, 7, 8, 2, 9)
+    words = _spread_e2m1(*(pairs[..., c, r, :] for c in (0, 1) for r in (0, 1)))
+    return _assemble(layout, words.view(np.uint8), _nvfp4_slab(scales, layout))
+
+
+def unpack_nvfp4(image: ByteArray, layout: ImageLayout) -> tuple[ByteArray, ByteArray]:
+    """The inverse of pack_nvfp4: codes [N, K / 2] and scales [N, K / 16]."""
+    tiles, slab = _disassemble(layout, image)
+    strips, units = layout.strips, layout.units_per_block
+    words = tiles.view(np.uint16).reshape(strips, units, 2, 2, 8, 4, 4, 2)
+    # strip, unit, half, tile, g, q, m, e, then c, r
+    split = np.stack(_join_e2m1(words), axis=-1).reshape(*words.shape, 2, 2)
+    rows = split.transpose(0, 3, 9, 4, 1, 2, 5, 6, 8, 7).reshape(layout.padded_shape)
+    nibbles = rows[: layout.rows, : layout.columns]
+    first, second = _join_e4m3(slab.view(np.uint16).reshape(strips, units, 8, 4, 2, 2))
+    # strip, unit, g, q, half, r, then tile
+    groups = np.stack([first, second], axis=-1).transpose(0, 6, 5, 2, 1, 4, 3)
+    scales = groups.reshape(layout.padded_shape[0], layout.padded_shape[1] // SCALE_GROUP)
+    return (
+        np.ascontiguousarray(nibbles[:, 0::2] | (nibbles[:, 1::2] << 4)).astype(np.uint8),
+        np.ascontiguousarray(scales[: layout.rows, : layout.columns // SCALE_GROUP]),
+    )
+
+
+def interleave_gate_up(matrix: NDArray[Any]) -> NDArray[Any]:
+    """Rows [gate (I); up (I)] -> 8 gate rows, their 8 up rows, the next 8 gate rows, ..."""
+    rows = matrix.shape[0]
+    if rows % 16:
+        fail(_OP, f"{rows} gate and up rows are not a multiple of 16")
+    pairs = matrix.reshape(2, rows // 16, 8, *matrix.shape[1:])
+    return np.ascontiguousarray(pairs.swapaxes(0, 1)).reshape(matrix.shape)
+
+
+def _e4m3_tiles(codes: ByteArray, layout: ImageLayout) -> ByteArray:
+    padded = _pad(codes, layout.padded_shape)
+    # rows: strip, tile, r, g; columns: unit, half, q, m, c, e
+    split = padded.reshape(layout.strips, 2, 2, 8, layout.units_per_block, 2, 4, 2, 2, 2)
+    by_row = split.transpose(2, 0, 4, 5, 1, 3, 6, 7, 8, 9)
+    return _spread_e4m3(by_row[0], by_row[1]).view(np.uint8)
+
+
+def _nvfp4_slab(scales: ByteArray, layout: ImageLayout) -> ByteArray:
+    rows, columns = layout.padded_shape
+    padded = _pad(scales, (rows, columns // SCALE_GROUP))
+    # rows: strip, tile, r, g; groups: unit, half, q
+    split = padded.reshape(layout.strips, 2, 2, 8, layout.units_per_block, 2, 4)
+    by_tile = split.transpose(1, 0, 4, 3, 6, 5, 2)
+    return _spread_e4m3(by_tile[0], by_tile[1]).view(np.uint8)
+
+
+def _spread_e4m3(first: NDArray[Any], second: NDArray[Any]) -> HalfArray:
+    """Half words that hold one number of the first and one of the second pair."""
+    a, b = first.astype(np.uint16), second.astype(np.uint16)
+    word = (a & 0x80) << 8 | (a & 0x7F) << 4 | (b & 0x70) << 8 | (b & 0x80) << 4 | (b & 0x0F)
+    return np.ascontiguousarray(word, np.uint16)
+
+
+def _join_e4m3(words: HalfArray) -> tuple[ByteArray, ByteArray]:
+    first = (words >> 8 & 0x80) | (words >> 4 & 0x7F)
+    second = (words >> 8 & 0x70) | (words >> 4 & 0x80) | (words & 0x0F)
+    return first.astype(np.uint8), second.astype(np.uint8)
+
+
+def _spread_e2m1(*pairs: NDArray[Any]) -> HalfArray:
+    """Half words [.., e] that hold number e of each of four pairs [.., e].
+
+    The sign of the third pair sits in the other half, where the kernel's rotation wants it.
+    """
+    p0, p1, p2, p3 = (pair.astype(np.uint16) for pair in pairs)
+    word = (p0 & 8) << 12 | (p0 & 7) << 6 | (p1 & 8) << 8 | (p1 & 7) << 2
+    word |= (p2 & 7) << 12 | (p2[..., ::-1] & 8) << 2
+    word |= (p3 & 8) << 6 | (p3 & 4) << 8 | (p3 & 3)
+    return np.ascontiguousarray(word, np.uint16)
+
+
+def _join_e2m1(words: HalfArray) -> tuple[ByteArray, ByteArray, ByteArray, ByteArray]:
+    other = words[..., ::-1]
+    p0 = (words >> 12 & 8) | (words >> 6 & 7)
+    p1 = (words >> 8 & 8) | (words >> 2 & 7)
+    p2 = (other >> 2 & 8) | (words >> 12 & 7)
+    p3 = (words >> 6 & 8) | (words >> 8 & 4) | (words & 3)
+    return p0.astype(np.uint8), p1.astype(np.uint8), p2.astype(np.uint8), p3.astype(np.uint8)
+
+
+def _pad(matrix: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    if matrix.shape == shape:
+        return np.ascontiguousarray(matrix)
+    padded = np.zeros(shape, matrix.dtype)
+    padded[: matrix.shape[0], : matrix.shape[1]] = matrix
+    return padded
+
+
+def _assemble(layout: ImageLayout, tiles: ByteArray, slab: ByteArray | None) -> ByteArray:
+    """tiles: 2048 bytes a [strip, unit]; slab: the same bytes a [strip, unit], or None."""
+    strips, units = layout.strips, layout.units_per_block
+    tiles = tiles.reshape(strips, units, STRIP_BYTES)
+    slabs = slab.reshape(strips, units, -1) if slab is not None else tiles[:, :, :0]
+    image = np.zeros(layout.image_bytes, np.uint8)
+    for part, first, count in _row_blocks(layout, image):
+        tile_bytes, slab_bytes = count * STRIP_BYTES, count * slabs.shape[2]
+        rows = slice(first, first + count)
+        part[:, :tile_bytes] = tiles[rows].swapaxes(0, 1).reshape(units, -1)
+        part[:, tile_bytes : tile_bytes + slab_bytes] = (
+            slabs[rows].swapaxes(0, 1).reshape(units, -1)
+        )
+    return image
+
+
+def _disassemble(layout: ImageLayout, image: ByteArray) -> tuple[ByteArray, ByteArray]:
+    strips, units = layout.strips, layout.units_per_block
+    slab_bytes = {WeightFormat.NVFP4: 256, WeightFormat.FP8_BLOCK: 8}.get(layout.format, 0)
+    tiles = np.empty((strips, units, STRIP_BYTES), np.uint8)
+    slabs = np.empty((strips, units, slab_bytes), np.uint8)
+    for part, first, count in _row_blocks(layout, image):
+        end = count * STRIP_BYTES
+        rows = slice(first, first + count)
+        tiles[rows] = part[:, :end].reshape(units, count, -1).swapaxes(0, 1)
+        slab = part[:, end : end + count * slab_bytes]
+        slabs[rows] = slab.reshape(units, count, slab_bytes).swapaxes(0, 1)
+    return tiles, slabs
+
+
+def _row_blocks(layout: ImageLayout, image: ByteArray) -> list[tuple[ByteArray, int, int]]:
+    """Row blocks as (bytes [units, unit bytes], first strip, strips)."""
+    parts, offset = [], 0
+    for block in range(layout.row_blocks):
+        is_last = block == layout.row_blocks - 1
+        count = layout.last_strips if is_last else STRIPS_PER_BLOCK
+        size = layout.units_per_block * layout.format.unit_bytes(count)
+        part = image[offset : offset + size].reshape(layout.units_per_block, -1)
+        parts.append((part, block * STRIPS_PER_BLOCK, count))
+        offset += size
+    return parts

@@ -1,0 +1,326 @@
+"""linear_small_t: y[t, n] = sum_k x[t, k] * W[n, k], few columns t, weights read once at full rate.
+
+    x' = x, or with `norm`: bf16(x[t, k] / sqrt(sum_i norm.square_sums[t, i] / K + eps)
+                                 * (offset + norm.weight[k]))
+    a[t, n] = sum_k x'[t, k] * W[n, k], W decoded exactly; * row_scale[n] for fp8_row and nvfp4
+    y = bf16(a) | f32 a | bf16(residual + a) | bf16(silu(a[t, gate]) * a[t, up])
+
+Shapes     x [T, K], 1 <= T <= 16, K % 8 == 0; W [N, K] packed; y and residual [T, N], or with
+           swiglu y [T, N / 2] and W's rows packed interleaved; square_sums [T, ceil(N / 32)]
+Dtypes     x, residual, norm weight bf16; sums and accumulation f32; y bf16 or f32, rounded once
+Units      square_sums[t, s] = sum of y[t, 32 s .. 32 s + 31]^2 of the rounded y: what the next
+           Op's norm takes
+Effects    writes every element of y (and of square_sums if given); y may be residual, never x
+Order      which products are added in which order depends on W's shape and format and on the
+           plan's thread blocks only: a column's bits do not depend on T or on the other columns
+Workspace  partials and counters of `workspace_sizes`; counters zero before and after
+Errors     OpContractError for a shape, dtype, stride or alignment outside the above
+Tolerance  BF16_REDUCTION
+Source     the definition; the layout follows the ideas of IST-DASLab/marlin
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ninfer.contract.arrays import FloatArray
+from ninfer.kernels.device_array import DeviceArray, DeviceView, view_of
+from ninfer.kernels.library import DeviceLimits, KernelLibrary
+from ninfer.ops import swiglu
+from ninfer.ops.checks import fail
+from ninfer.ops.linear_packing import (
+    STRIP_ROWS,
+    STRIPS_PER_BLOCK,
+    ImageLayout,
+    WeightFormat,
+)
+
+_OP: Final = "linear_small_t"
+
+MAX_TOKENS: Final = 16
+COLUMN_TILE: Final = 8
+THREADS: Final = 288
+MAX_STAGES: Final = 6
+MIN_STAGES: Final = 2
+_BARRIER_BYTES: Final = 12 * 8 * 2 + 64
+_BLOCK_RESERVE_BYTES: Final = 1024
+_PARAMS: Final = np.dtype(
+    [
+        ("weights", "<u8"), ("x", "<u8"), ("y", "<u8"), ("residual", "<u8"), ("row_scale", "<u8"),
+        ("partials", "<u8"), ("counters", "<u8"), ("square_sums", "<u8"),
+        ("x_square_sums", "<u8"), ("norm_weight", "<u8"),
+        ("rows", "<i4"), ("columns", "<i4"), ("tokens", "<i4"), ("x_stride", "<i4"),
+        ("y_stride", "<i4"), ("units_per_block", "<i4"), ("row_blocks", "<i4"),
+        ("last_strips", "<i4"), ("stages", "<i4"), ("window", "<i4"), ("epilogue", "<i4"),
+        ("num_square_sums", "<i4"), ("norm_eps", "<f4"), ("norm_offset", "<f4"),
+    ]
+)  # fmt: skip
+
+
+class Epilogue(Enum):
+    """What happens to a sum; values are the kernel's."""
+
+    STORE_BF16 = 0
+    STORE_FLOAT = 1
+    ADD_RESIDUAL = 2
+    SWIGLU = 3
+
+
+@dataclass(frozen=True, slots=True)
+class LinearPlan:
+    """How a weight is split over the device; the same for every T.
+
+    thread_blocks   each takes one contiguous stretch of the image
+    """
+
+    layout: ImageLayout
+    thread_blocks: int
+
+    @property
+    def max_units(self) -> int:
+        """Most units of one thread block."""
+        return -(-self.layout.units // self.thread_blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class RingShape:
+    """How one launch uses shared memory; changes nothing of the result.
+
+    window   columns of x held at once
+    """
+
+    stages: int
+    window: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedLinear:
+    """A weight on the device. row_scale f32 [N], for fp8_row and nvfp4 alone.
+
+    nvfp4's row_scale is the global factor times linear_packing.E2M1_SHIFT.
+    """
+
+    plan: LinearPlan
+    image: DeviceArray
+    row_scale: DeviceArray | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InputNorm:
+    """RMSNorm of x on the way in; square_sums f32 [T, S] were left by the Op that wrote x."""
+
+    square_sums: DeviceArray
+    weight: DeviceArray
+    eps: float
+    offset: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LinearWorkspace:
+    """partials f32 [n], counters u32 [m], at least as large as workspace_sizes says."""
+
+    partials: DeviceArray
+    counters: DeviceArray
+
+
+def reference(
+    x: FloatArray, weight: FloatArray, *, residual: FloatArray | None = None, is_gated: bool = False
+) -> FloatArray:
+    """y of decoded weights [N, K], rows in natural order (gate, then up); nothing is rounded."""
+    y: FloatArray = x @ weight.T
+    if is_gated:
+        return swiglu.reference(y)
+    return y if residual is None else residual + y
+
+
+def plan_linear(layout: ImageLayout, limits: DeviceLimits) -> LinearPlan:
+    """One or two thread blocks a multiprocessor, whichever leaves the fullest last wave."""
+    resident = _resident_blocks(limits)
+    candidates = [limits.num_multiprocessors * count for count in range(1, resident + 1)]
+    units = layout.units
+    best = min(candidates, key=lambda blocks: (-(-units // blocks) * blocks, -blocks))
+    return LinearPlan(layout, min(best, units))
+
+
+def workspace_sizes(plan: LinearPlan, max_tokens: int = MAX_TOKENS) -> tuple[int, int]:
+    """Elements of partials (f32) and counters (u32) that launches of up to max_tokens need."""
+    layout = plan.layout
+    slots = plan.thread_blocks + layout.row_blocks
+    tiles = -(-max_tokens // COLUMN_TILE)
+    block_rows = STRIPS_PER_BLOCK * STRIP_ROWS
+    return slots * block_rows * tiles * COLUMN_TILE, layout.row_blocks * STRIPS_PER_BLOCK
+
+
+def shape_ring(
+    plan: LinearPlan, tokens: int, limits: DeviceLimits, *, max_stages: int = MAX_STAGES
+) -> RingShape:
+    """Fit ring and window into a block's share of shared memory: x first, but four stages before
+    the window grows past what one stretch needs."""
+    layout = plan.layout
+    stage_bytes = layout.format.unit_bytes(STRIPS_PER_BLOCK)
+    step = max(64, layout.format.unit_columns)
+    pad = 8 if layout.format is WeightFormat.NVFP4 else 32
+    share = limits.shared_bytes_per_multiprocessor // _resident_blocks(limits)
+    budget = min(limits.shared_bytes_per_block, share - _BLOCK_RESERVE_BYTES) - _BARRIER_BYTES
+    needed = _round_up(
+        min(layout.padded_shape[1], plan.max_units * layout.format.unit_columns), step
+    )
+    least_ring = min(4, max_stages, max(MIN_STAGES, (budget // 2) // stage_bytes)) * stage_bytes
+    fitting = ((budget - least_ring) // (2 * tokens) - pad) // step * step
+    window = min(needed, fitting)
+    if window < step:
+        fail(_OP, f"{tokens} columns do not fit the shared memory of {limits.name}")
+    window_bytes = tokens * (window + pad) * 2
+    stages = min(max_stages, (budget - window_bytes) // stage_bytes)
+    return RingShape(stages, window, stages * stage_bytes + _BARRIER_BYTES + window_bytes)
+
+
+def launch(
+    kernels: KernelLibrary,
+    weight: PackedLinear,
+    x: DeviceArray,
+    y: DeviceArray,
+    *,
+    workspace: LinearWorkspace,
+    stream: int,
+    epilogue: Epilogue = Epilogue.STORE_BF16,
+    residual: DeviceArray | None = None,
+    square_sums: DeviceArray | None = None,
+    norm: InputNorm | None = None,
+    is_chained: bool = False,
+    ring: RingShape | None = None,
+) -> None:
+    """Queue y on `stream`; returns before it has run.
+
+    is_chained   may start while the kernel ahead of it in the stream still runs (weights are
+                 constants; everything else waits for it)
+    ring         for measurements; by default what shape_ring says
+    """
+    layout = weight.plan.layout
+    source = view_of(_OP, "x", x, "uint16", 2)
+    tokens = source.shape[0]
+    if not 1 <= tokens <= MAX_TOKENS or source.shape[1] != layout.columns:
+        fail(_OP, f"x has shape {source.shape} for {layout.columns} columns, T up to {MAX_TOKENS}")
+    if source.row_stride % 8 or source.address % 16:
+        fail(_OP, "the rows of x are not aligned to 16 bytes")
+    shape = ring or shape_ring(weight.plan, tokens, kernels.limits)
+    params = np.zeros((), _PARAMS)
+    params["x"], params["tokens"], params["x_stride"] = source.address, tokens, source.row_stride
+    params["stages"], params["window"] = shape.stages, shape.window
+    _set_weight(params, weight)
+    _set_output(params, layout, tokens, y, epilogue)
+    _set_residual(params, layout, tokens, residual, epilogue)
+    _set_workspace(params, weight.plan, tokens, workspace)
+    if square_sums is not None:
+        if epilogue not in (Epilogue.STORE_BF16, Epilogue.ADD_RESIDUAL):
+            fail(_OP, f"no square sums with {epilogue.name}")
+        strips = view_of(_OP, "square_sums", square_sums, "float32", 2)
+        _require_shape("square_sums", strips, (tokens, layout.strips))
+        params["square_sums"] = strips.address
+    if norm is not None:
+        _set_norm(params, layout, tokens, norm)
+    tiles = -(-tokens // COLUMN_TILE)
+    entry = f"linear_small_t_{layout.format.value}_{tiles * COLUMN_TILE}"
+    function = kernels.function("linear_small_t", entry)
+    function.reserve_shared(kernels.limits.shared_bytes_per_block)
+    function.launch(
+        (weight.plan.thread_blocks, 1, 1),
+        (THREADS, 1, 1),
+        params,
+        stream=stream,
+        shared_bytes=shape.shared_bytes,
+        programmatic=is_chained,
+    )
+
+
+def _resident_blocks(limits: DeviceLimits) -> int:
+    """Two blocks share a multiprocessor where its shared memory allows two deep rings."""
+    return 2 if limits.shared_bytes_per_multiprocessor >= 200 * 1024 else 1
+
+
+def _set_weight(params: NDArray[np.void], weight: PackedLinear) -> None:
+    layout = weight.plan.layout
+    image = view_of(_OP, "image", weight.image, "uint8", 1)
+    _require_shape("image", image, (layout.image_bytes,))
+    if image.address % 128:
+        fail(_OP, "the image is not aligned to 128 bytes")
+    if (weight.row_scale is not None) != layout.format.has_row_scale:
+        fail(_OP, f"row_scale is for fp8_row and nvfp4, the weight is {layout.format.value}")
+    if weight.row_scale is not None:
+        scale = view_of(_OP, "row_scale", weight.row_scale, "float32", 1)
+        _require_shape("row_scale", scale, (layout.rows,))
+        params["row_scale"] = scale.address
+    params["weights"] = image.address
+    params["rows"], params["columns"] = layout.rows, layout.columns
+    params["units_per_block"], params["row_blocks"] = layout.units_per_block, layout.row_blocks
+    params["last_strips"] = layout.last_strips
+
+
+def _set_output(
+    params: NDArray[np.void], layout: ImageLayout, tokens: int, y: DeviceArray, epilogue: Epilogue
+) -> None:
+    is_gated = epilogue is Epilogue.SWIGLU
+    if is_gated and layout.rows % 16:
+        fail(_OP, f"{layout.rows} gate and up rows are not a multiple of 16")
+    dtype = "float32" if epilogue is Epilogue.STORE_FLOAT else "uint16"
+    output = view_of(_OP, "y", y, dtype, 2)
+    _require_shape("y", output, (tokens, layout.rows // 2 if is_gated else layout.rows))
+    params["y"], params["y_stride"] = output.address, output.row_stride
+    params["epilogue"] = epilogue.value
+
+
+def _set_residual(
+    params: NDArray[np.void],
+    layout: ImageLayout,
+    tokens: int,
+    residual: DeviceArray | None,
+    epilogue: Epilogue,
+) -> None:
+    if (residual is not None) != (epilogue is Epilogue.ADD_RESIDUAL):
+        fail(_OP, "a residual comes with ADD_RESIDUAL and with nothing else")
+    if residual is not None:
+        view = view_of(_OP, "residual", residual, "uint16", 2)
+        _require_shape("residual", view, (tokens, layout.rows))
+        if tokens > 1 and view.row_stride != params["y_stride"]:
+            fail(_OP, "residual and y differ in their row stride")
+        params["residual"] = view.address
+
+
+def _set_workspace(
+    params: NDArray[np.void], plan: LinearPlan, tokens: int, workspace: LinearWorkspace
+) -> None:
+    partials = view_of(_OP, "partials", workspace.partials, "float32", 1)
+    counters = view_of(_OP, "counters", workspace.counters, "uint32", 1)
+    sizes = workspace_sizes(plan, tokens)
+    if partials.shape[0] < sizes[0] or counters.shape[0] < sizes[1]:
+        fail(_OP, f"workspace {partials.shape[0]}, {counters.shape[0]} is smaller than {sizes}")
+    params["partials"], params["counters"] = partials.address, counters.address
+
+
+def _set_norm(params: NDArray[np.void], layout: ImageLayout, tokens: int, norm: InputNorm) -> None:
+    if not norm.eps > 0.0:
+        fail(_OP, f"eps {norm.eps} is not positive")
+    sums = view_of(_OP, "norm.square_sums", norm.square_sums, "float32", 2)
+    _require_shape("norm.square_sums", sums, (tokens, sums.shape[1]))
+    weight = view_of(_OP, "norm.weight", norm.weight, "uint16", 1)
+    _require_shape("norm.weight", weight, (layout.columns,))
+    if weight.address % 16:
+        fail(_OP, "norm.weight is not aligned to 16 bytes")
+    params["x_square_sums"], params["num_square_sums"] = sums.address, sums.shape[1]
+    params["norm_weight"] = weight.address
+    params["norm_eps"], params["norm_offset"] = norm.eps, norm.offset
+
+
+def _require_shape(name: str, view: DeviceView, shape: tuple[int, ...]) -> None:
+    if view.shape != shape:
+        fail(_OP, f"{name} has shape {view.shape}, expected {shape}")
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step
