@@ -383,8 +383,11 @@ class ModelProgram:
         page_ids = self._pages.page_ids(lane)
         if tuple(sequence.page_table[: len(page_ids)].tolist()) != page_ids:
             raise InvariantError(f"{name}: page table and page store differ")
-        if self._pages.extents(lane).committed != self.pages_needed(sequence.frontier):
+        extents = self._pages.extents(lane)
+        if extents.committed != self.pages_needed(sequence.frontier):
             raise InvariantError(f"{name}: committed pages do not fit {sequence.frontier} tokens")
+        if extents.mapped != extents.committed and not sequence.is_pending:
+            raise InvariantError(f"{name}: pages are mapped and no unit is pending")
         if self._states.slots_of(lane) != _slots_of(sequence):
             raise InvariantError(f"{name}: StateImage slots and state store differ")
         if (sequence.slot == ROOT_SLOT) != (sequence.frontier == 0):

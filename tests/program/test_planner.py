@@ -94,6 +94,20 @@ def test_the_named_need_is_enough_and_one_byte_less_is_not(
     assert plan_within(needed - 1, config, options) is None
 
 
+@given(CONFIGS, OPTIONS, st.integers(4 * MIB, 300 * MIB))
+def test_a_plan_takes_just_what_it_says(
+    config: ModelConfig, options: EngineOptions, budget: int
+) -> None:
+    plan = plan_within(budget, config, options)
+    if plan is None:
+        return
+    exact = plan_within(plan.total_bytes, config, options)
+    assert exact is not None
+    assert exact.capacity == plan.capacity
+    less = plan_within(plan.total_bytes - 1, config, options)
+    assert less is None or less.total_bytes < plan.total_bytes
+
+
 @given(CONFIGS, OPTIONS, st.integers(1, 300 * MIB), st.integers(1, 5000))
 def test_an_explicit_context_is_kept_or_refused(
     config: ModelConfig, options: EngineOptions, budget: int, max_context: int
