@@ -34,7 +34,8 @@ class ScoreResult:
     """Scores of T tokens; natural logarithms.
 
     token_nlls   one a token, None where it has no context
-    mean_nll, perplexity   over the scored tokens, None when there are none
+    mean_nll, perplexity   over the scored tokens, None when there are none; a perplexity beyond
+                   float64 is infinite
     logits       [T, V] float32; row t is what follows token t, from the first window that covers t
     """
 
@@ -186,7 +187,14 @@ def _summarise(nlls: NDArray[np.float64], logits: Float32Array | None) -> ScoreR
     return ScoreResult(
         token_nlls=[None if math.isnan(nll) else nll for nll in nlls.tolist()],
         mean_nll=mean,
-        perplexity=None if mean is None else math.exp(mean),
+        perplexity=None if mean is None else _exp(mean),
         num_scored=int(scored.size),
         logits=logits,
     )
+
+
+def _exp(exponent: float) -> float:
+    try:
+        return math.exp(exponent)
+    except OverflowError:
+        return math.inf
