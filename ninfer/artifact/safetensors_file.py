@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Final
 
 from ninfer.artifact.json_document import Fields, parse_object
 from ninfer.artifact.numeric_formats import DTYPE_BITS
+from ninfer.artifact.small_file import check_regular
 from ninfer.contract.errors import ModelFileError
 from ninfer.contract.model import StoredTensor
 
@@ -65,6 +66,7 @@ class SafetensorsFile:
 def open_safetensors(path: Path) -> SafetensorsFile:
     """Map `path` and check its header. Raises ModelFileError."""
     try:
+        check_regular(path)
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             header_bytes = _read_header(file, size, path)

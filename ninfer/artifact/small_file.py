@@ -1,4 +1,4 @@
-"""Whole small files of a model, with typed errors."""
+"""Files of a model directory: only regular ones are opened, and errors are typed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ from ninfer.artifact.json_document import parse_object
 from ninfer.contract.errors import ModelFileError
 
 
+def check_regular(path: Path) -> None:
+    """Raises ModelFileError for what is missing, or could block or never end when read."""
+    if not path.exists():
+        raise ModelFileError(path, None, "no such file")
+    if not path.is_file():
+        raise ModelFileError(path, None, "not a regular file")
+
+
 def read_bytes(path: Path) -> bytes:
     """Raises ModelFileError when the file cannot be read."""
     try:
+        check_regular(path)
         return path.read_bytes()
-    except FileNotFoundError:
-        raise ModelFileError(path, None, "no such file") from None
     except OSError as error:
         raise ModelFileError(path, None, error.strerror or str(error)) from None
 

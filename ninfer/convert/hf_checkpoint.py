@@ -6,6 +6,7 @@ dtype we read, and nothing is left over.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -66,7 +67,7 @@ def open_hf_directory(folder: Path) -> OpenedModel:
     binder.check_unexpected(layouts)
     return OpenedModel(
         path=folder,
-        name=folder.resolve().name or "model",
+        name=_name_of(folder),
         kind="safetensors",
         config=config,
         hf_config=raw,
@@ -77,6 +78,12 @@ def open_hf_directory(folder: Path) -> OpenedModel:
         tensors=tuple(file.stored(entry) for file, entry in checkpoint.tensors.values()),
         tied_head=tied_head,
     )
+
+
+def _name_of(folder: Path) -> str:
+    """The directory's own name, also when it is given as `.`; bytes that are no text replaced."""
+    name = os.path.basename(os.path.abspath(folder)) or "model"
+    return name.encode("utf-8", "replace").decode("utf-8")
 
 
 def _read_resource_files(folder: Path) -> dict[str, bytes]:

@@ -97,6 +97,8 @@ def _check_tokenizer_config(fields: Fields) -> None:
             fields.text(key)
     for key in ("add_bos_token", "add_eos_token", "add_prefix_space"):
         fields.flag(key, False)
+    if not isinstance(fields.values.get("chat_template"), list):
+        fields.text("chat_template", default="")
     if fields.has("model_max_length"):
         fields.number("model_max_length", 0.0)
 
