@@ -20,7 +20,7 @@ class GatewayLimits:
     body_timeout_s       receipt of a body, plus body_timeout_per_mib_s for each MiB of it
     keep_alive_interval_s   silence on an event stream before a comment is sent
     write_timeout_s      a reader that takes nothing for so long is cut off
-    stream_buffer_bytes  a reader that is so far behind is cut off
+    stream_buffer_bytes  a reader that is further behind when the next event comes is cut off
     user_timeout_s       TCP gives up on a peer that acknowledges nothing for so long
     thread_above_bytes   larger bodies are decoded and parsed in a thread
     failure_linger_s     a dead engine is still reported on /health for so long before the exit

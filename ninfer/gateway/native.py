@@ -15,7 +15,6 @@ from ninfer.contract.generation import (
     Finished,
     GenerationRequest,
     OutputDelta,
-    Progress,
     Timings,
     Usage,
 )
@@ -87,14 +86,23 @@ async def _stream(
         async for index, event in choices:
             output = outputs[index]
             output.add(event)
-            is_skipped = stream.is_behind and not request.incremental
-            if isinstance(event, Finished) or (isinstance(event, Progress) and not is_skipped):
-                answer = output.step() if request.incremental else output.answer()
-                if _is_list(request):
-                    answer["index"] = index
-                await stream.send((data_frame(answer),))
+            is_skipped = isinstance(event, Admitted)
+            if stream.is_behind and not request.incremental:
+                is_skipped = not isinstance(event, Finished)
+                if not is_skipped:
+                    await stream.catch_up()
+            if not is_skipped:
+                await stream.send((data_frame(_frame(request, output, index)),))
+        await stream.catch_up()
         await stream.send((DONE_FRAME,))
     return stream.response
+
+
+def _frame(request: NativeRequest, output: NativeOutput, index: int) -> dict[str, Any]:
+    answer = output.step() if request.incremental else output.answer()
+    if _is_list(request):
+        answer["index"] = index
+    return answer
 
 
 def _is_list(request: NativeRequest) -> bool:

@@ -86,6 +86,11 @@ class EventStream:
         if data:
             await self._write(data)
 
+    async def catch_up(self) -> None:
+        """Wait until the reader has taken most of what was sent, or is cut off."""
+        if self._writer is not None:
+            await self._writer.drain()
+
     async def finish(self) -> None:
         """End the body and wait until the reader has it; the cut-off still holds meanwhile."""
         self._has_ended = True
@@ -94,11 +99,11 @@ class EventStream:
     async def _write(self, data: bytes) -> None:
         if self._writer is None:
             raise InvariantError("an event stream was written before it was entered")
-        await self._writer.write(data, drain=False)
-        self._last_write_s = self._loop.time()
         if self._buffered_bytes() > self._limits.stream_buffer_bytes:
             self._abort()
             raise SlowReaderError("the reader fell too far behind")
+        await self._writer.write(data, drain=False)
+        self._last_write_s = self._loop.time()
 
     async def _watch_reader(self, writer: StreamWriter) -> None:
         """Comment on silence; abort when nothing was taken for `write_timeout_s`."""

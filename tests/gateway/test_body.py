@@ -120,7 +120,7 @@ async def test_stalled_body_is_answered_408_and_closed() -> None:
         writer.write(chat_head(100) + b'{"')
         start_s = time.monotonic()
         answer = await reader.read()
-        assert time.monotonic() - start_s < 1.0
+        assert time.monotonic() - start_s < 1.8, "the rest of the body was waited for"
         assert answer.split()[1] == b"408"
         assert b"request_timeout" in answer
         writer.close()

@@ -71,7 +71,7 @@ async def test_many_stalled_sockets_do_not_delay_a_request() -> None:
             writer.write(head)
         start_s = time.monotonic()
         assert (await rig.chat()).status == 200
-        assert time.monotonic() - start_s < 0.5
+        assert time.monotonic() - start_s < 0.9, "it waited for the stalled ones"
         async with asyncio.timeout(5):
             answers = await asyncio.gather(*(reader.read() for reader, _ in sockets))
         for _, writer in sockets:

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import orjson
 import pytest
@@ -138,15 +139,21 @@ def flood(request: GenerationRequest) -> AsyncIterator[Event]:
     return script()
 
 
-async def open_lazy_reader(rig: Rig) -> socket.socket:
+async def open_lazy_reader(
+    rig: Rig,
+    path: str = "/v1/chat/completions",
+    fields: dict[str, Any] | None = None,
+    receive_buffer_bytes: int = 4096,
+) -> socket.socket:
     """A client that sends a streaming request and then reads nothing."""
     loop = asyncio.get_running_loop()
     client = socket.socket()
-    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
     client.setblocking(False)
     await loop.sock_connect(client, (HOST, rig.port))
-    body = orjson.dumps({"messages": MESSAGES, "stream": True})
-    await loop.sock_sendall(client, chat_head(len(body)) + body)
+    body = orjson.dumps(fields or {"messages": MESSAGES, "stream": True})
+    head = chat_head(len(body)).replace(b"/v1/chat/completions", path.encode())
+    await loop.sock_sendall(client, head + body)
     return client
 
 
@@ -163,6 +170,35 @@ async def test_reader_that_falls_behind_loses_its_request_and_nobody_else(rig: R
     client.close()
 
 
+async def test_cumulative_frames_are_skipped_for_a_reader_that_is_behind(rig: Rig) -> None:
+    """Each frame alone is larger than the buffer, and all of them together are far too much."""
+
+    async def script(request: GenerationRequest) -> AsyncIterator[Event]:
+        yield Admitted(usage_of(request))
+        for _ in range(200):
+            yield Progress((OutputDelta("content", "x" * 50_000),), usage_of(request))
+        async for event in hold(gate)(request):
+            yield event
+
+    gate = asyncio.Event()
+    gate.set()
+    rig.engine.script = script
+    loop = asyncio.get_running_loop()
+    client = await open_lazy_reader(rig, "/generate", {"text": "a", "stream": True})
+    await until(lambda: len(rig.engine.handles) == 1)
+    await asyncio.sleep(0.2)
+    received = bytearray()
+    async with asyncio.timeout(10):
+        while not received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
+            data = await loop.sock_recv(client, 1 << 20)
+            assert data, "the connection was cut"
+            received += data
+    client.close()
+    assert received.count(b"data: {") < 100
+    last = received[received.rindex(b"data: {") :].partition(b"\n\n")[0]
+    assert orjson.loads(last[6:])["text"] == "x" * (200 * 50_000) + " done"
+
+
 async def test_reader_that_takes_nothing_for_too_long_is_cut_off() -> None:
     limits = GatewayLimits(stream_buffer_bytes=1 << 40, write_timeout_s=0.2)
     async with running_gateway(limits=limits) as rig:
@@ -175,23 +211,17 @@ async def test_reader_that_takes_nothing_for_too_long_is_cut_off() -> None:
         client.close()
 
 
-async def test_reader_that_takes_a_little_now_and_then_stays() -> None:
-    limits = GatewayLimits(write_timeout_s=0.2)
+async def test_slow_reader_that_goes_on_taking_stays() -> None:
+    limits = GatewayLimits(stream_buffer_bytes=1 << 40, write_timeout_s=0.5)
     async with running_gateway(limits=limits) as rig:
-
-        async def script(request: GenerationRequest) -> AsyncIterator[Event]:
-            yield Admitted(usage_of(request))
-            for _ in range(20):
-                yield Progress((OutputDelta("content", "x" * 1000),), usage_of(request))
-            async for event in hold(asyncio.Event())(request):
-                yield event
-
-        rig.engine.script = script
-        client = await open_lazy_reader(rig)
+        rig.engine.script = flood
+        client = await open_lazy_reader(rig, receive_buffer_bytes=1 << 20)
         loop = asyncio.get_running_loop()
-        for _ in range(12):
+        received = 0
+        for _ in range(24):
             await asyncio.sleep(0.05)
-            assert await loop.sock_recv(client, 512)
+            received += len(await loop.sock_recv(client, 1 << 20))
+        assert 1 << 20 < received < 4000 * 8000
         assert rig.engine.num_open == 1
         client.close()
 
