@@ -37,8 +37,9 @@ def test_an_upward_import_is_found(tmp_path: Path) -> None:
 
 def test_importing_the_package_loads_no_device_library() -> None:
     code = (
-        "import sys, ninfer.__main__, ninfer.engine.core, ninfer.gateway.app, ninfer.program.loader\n"
-        "print(sorted(set(sys.modules) & {'cupy', 'torch', 'cuda'}))"
+        "import sys, ninfer.__main__, ninfer.engine.core, ninfer.gateway.app\n"
+        "import ninfer.program.loader, ninfer.kernels.library\n"
+        "print(sorted({'cupy', 'torch', 'cuda.bindings.driver'} & set(sys.modules)))"
     )
     result = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
