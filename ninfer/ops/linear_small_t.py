@@ -46,7 +46,7 @@ MAX_TOKENS: Final = 16
 COLUMN_TILE: Final = 8
 THREADS: Final = 288
 MAX_STAGES: Final = 6
-MIN_STAGES: Final = 2
+_LEAST_STAGES: Final = 4
 _BARRIER_BYTES: Final = 12 * 8 * 2 + 64
 _BLOCK_RESERVE_BYTES: Final = 1024
 _PARAMS: Final = np.dtype(
@@ -158,20 +158,29 @@ def workspace_sizes(plan: LinearPlan, max_tokens: int = MAX_TOKENS) -> tuple[int
 
 
 def shape_ring(
-    plan: LinearPlan, tokens: int, limits: DeviceLimits, *, max_stages: int = MAX_STAGES
+    plan: LinearPlan,
+    tokens: int,
+    limits: DeviceLimits,
+    *,
+    max_stages: int = MAX_STAGES,
+    resident_blocks: int | None = None,
 ) -> RingShape:
-    """Fit ring and window into a block's share of shared memory: x first, but four stages before
-    the window grows past what one stretch needs."""
+    """Fit a ring and a window into a block's share of shared memory.
+
+    The window grows to what a block's stretch needs as long as four stages remain.
+    """
     layout = plan.layout
     stage_bytes = layout.format.unit_bytes(STRIPS_PER_BLOCK)
     step = max(64, layout.format.unit_columns)
     pad = 8 if layout.format is WeightFormat.NVFP4 else 32
-    share = limits.shared_bytes_per_multiprocessor // _resident_blocks(limits)
+    resident = resident_blocks or _resident_blocks(limits)
+    share = limits.shared_bytes_per_multiprocessor // resident
     budget = min(limits.shared_bytes_per_block, share - _BLOCK_RESERVE_BYTES) - _BARRIER_BYTES
     needed = _round_up(
         min(layout.padded_shape[1], plan.max_units * layout.format.unit_columns), step
     )
-    least_ring = min(4, max_stages, max(MIN_STAGES, (budget // 2) // stage_bytes)) * stage_bytes
+    least_stages = min(_LEAST_STAGES, max_stages, budget // stage_bytes - 1)
+    least_ring = least_stages * stage_bytes
     fitting = ((budget - least_ring) // (2 * tokens) - pad) // step * step
     window = min(needed, fitting)
     if window < step:

@@ -108,7 +108,8 @@ def _times(pairs: Words, factor: float | Words) -> Words:
 
 
 def _splat(half: Words) -> Words:
-    return half | half << 16
+    both: Words = half | half << 16
+    return both
 
 
 def _first(words: Words) -> Words:

@@ -1,0 +1,42 @@
+"""One JSON file a benchmark run: what was measured, on what, by which command."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from ninfer import __version__
+
+
+def environment(cp: Any) -> dict[str, Any]:
+    """Device, driver, versions, commit, date and command of this run."""
+    device = cp.cuda.runtime.getDeviceProperties(0)
+    return {
+        "device": device["name"].decode(),
+        "driver": cp.cuda.runtime.driverGetVersion(),
+        "cuda_runtime": cp.cuda.runtime.runtimeGetVersion(),
+        "cupy": cp.__version__,
+        "python": platform.python_version(),
+        "ninfer": __version__,
+        "commit": commit(),
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    }
+
+
+def commit() -> str | None:
+    """The checked-out commit, or None outside a checkout."""
+    result = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return result.stdout.strip() if result.returncode == 0 else None
+
+
+def write_record(path: Path, record: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n")
