@@ -70,6 +70,7 @@ class Bench:
         cp.cuda.Device(0).use()
         self.kernels = KernelLibrary.open(cache_dir=Path("/tmp/ninfer-bench-kernels"))
         self.stream = cp.cuda.Stream(non_blocking=True)
+        self.stream.use()
         self.read_rate = measure_read_rate(cp, self.kernels, self.stream, total_bytes=8 << 30)
 
     def make_case(self, name: str, fmt: WeightFormat) -> Case:
