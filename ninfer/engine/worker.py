@@ -192,7 +192,7 @@ class Worker:
             self._outbox.add(record, Admitted(record.usage()))
 
     def _arm_queue_timeout(self, record: RequestRecord) -> None:
-        """Only for those still waiting: a free lane wins over a timeout of 0."""
+        """For those the first admission left waiting: a free lane wins over a timeout of 0."""
         if record.phase is Phase.WAITING:
             due_s = record.submitted_s + self._longest_wait_s(record)
             self._expiries.add(due_s, record.ticket, Expiry.QUEUE_TIMEOUT)

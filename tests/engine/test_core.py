@@ -308,6 +308,20 @@ class TestRefusals:
 
 
 class TestQueueTimeout:
+    async def test_request_that_was_admitted_in_time_is_safe_from_its_timeout(self) -> None:
+        async with running_engine(capacity(lanes=1), queue_timeout_s=10.0) as rig:
+            gate = rig.close_gate()
+            first = rig.engine.submit(rig.request(max_tokens=1))
+            second = rig.engine.submit(rig.request())
+            await spin()
+            gate.step()
+            await spin()
+            assert rig.engine.status().waiting == 0
+            rig.clock.advance(11.0)
+            gate.open()
+            assert (await read(second)).finished
+            assert (await read(first)).finished
+
     async def test_waiting_request_times_out_at_the_next_boundary(self) -> None:
         async with running_engine(capacity(lanes=1), queue_timeout_s=10.0) as rig:
             gate = rig.close_gate()
@@ -567,6 +581,17 @@ class TestEngineFailure:
             assert caught.value.code == "engine_unavailable"
             assert await rig.engine.drain(5.0) is False
 
+    async def test_request_the_worker_has_not_seen_is_answered_too(self) -> None:
+        async with running_engine() as rig:
+            rig.executor.faults[0] = Fault("device_error")
+            gate = rig.close_gate()
+            running = rig.engine.submit(rig.request())
+            await spin()
+            unseen = rig.engine.submit(rig.request())
+            gate.open()
+            assert (await read(unseen)).error_code == "engine_unavailable"
+            assert (await read(running)).error_code == "engine_unavailable"
+
     async def test_output_before_the_failure_stays_visible(self) -> None:
         async with running_engine() as rig:
             rig.executor.faults[3] = Fault("device_error")
@@ -624,6 +649,8 @@ class TestShutdown:
             await spin()
             drain = asyncio.create_task(rig.engine.drain(0.01))
             await asyncio.sleep(0.02)
+            # What runs is ended at the next boundary, and drain waits for that.
+            assert not drain.done()
             gate.step()
             assert await drain is False
             transcripts = await asyncio.gather(*map(read, handles))

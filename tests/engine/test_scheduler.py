@@ -111,6 +111,13 @@ class TestUnits:
             target.note_prefilled(0, frontier)
         assert list(target.candidates()) == [DecodeUnit((0,))]
 
+    def test_chunk_after_an_odd_frontier_ends_at_the_next_border(self) -> None:
+        target = scheduler()
+        enqueue(target, 0, 30)
+        admit_all(target)
+        target.note_prefilled(0, 11)
+        assert list(target.candidates()) == [PrefillUnit(0, 5, is_last=False)]
+
     def test_refused_chunk_is_offered_again(self) -> None:
         target = scheduler()
         enqueue(target, 0, 12)
