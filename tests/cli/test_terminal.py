@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import stat
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ninfer.cli.terminal import ForgivingHistory, history_path
+from tests.helpers.command import argv_of, clean_environ
 from tests.helpers.terminal_process import TerminalProcess
 
 CTRL_C, CTRL_D, ENTER, ESCAPE, UP = "\x03", "\x04", "\r", "\x1b", "\x1b[A"
 
 
 def start(state: Path, *flags: str, **extra: str) -> TerminalProcess:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("NINFER_")}
-    environ.pop("NO_COLOR", None)
-    argv = [sys.executable, "-m", "ninfer", *flags]
-    return TerminalProcess(argv, {**environ, "XDG_STATE_HOME": str(state), **extra})
+    return TerminalProcess(argv_of(*flags), clean_environ(XDG_STATE_HOME=str(state), **extra))
 
 
 @pytest.fixture
@@ -54,7 +50,11 @@ def test_thoughts_are_dimmed_when_they_are_asked_for(chat: TerminalProcess) -> N
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(chat: TerminalProcess) -> None:
-    chat.send("Tell me a story about a little penguin who is afraid of deep water." + ENTER)
+    # The penalty keeps the model from ending its answer soon.
+    chat.send("/set repetition_penalty 10" + ENTER)
+    chat.expect("repetition_penalty = 10")
+    chat.expect(">>>")
+    chat.send("Tell me a story." + ENTER)
     chat.expect("Once upon")
     chat.send(CTRL_C)
     chat.expect("; stopped]")

@@ -1,0 +1,39 @@
+"""Runs of the real program in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+
+
+def clean_environ(**extra: str) -> dict[str, str]:
+    """This environment without settings of the program, plus `extra`.
+
+    One BLAS thread: on a busy machine each product of several threads waits for the slowest.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("NINFER_")}
+    kept.pop("NO_COLOR", None)
+    return {**kept, "OPENBLAS_NUM_THREADS": "1", **extra}
+
+
+def argv_of(*arguments: str) -> list[str]:
+    return [sys.executable, "-X", "utf8", "-m", "ninfer", *arguments]
+
+
+def ninfer(
+    *arguments: str, stdin: str | bytes = "", environ: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run to the end; `stdout` and `stderr` are text."""
+    data = stdin.encode() if isinstance(stdin, str) else stdin
+    done = subprocess.run(
+        argv_of(*arguments),
+        input=data,
+        capture_output=True,
+        env=clean_environ(**(environ or {})),
+        timeout=100,
+    )
+    return subprocess.CompletedProcess(
+        done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
+    )
