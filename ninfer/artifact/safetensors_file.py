@@ -99,7 +99,7 @@ def _read_header(file: BinaryIO, size: int, path: Path) -> bytes:
 def _bad_length(start: bytes, length: int, size: int) -> str:
     if start.startswith(_LFS_PREFIX):
         return "a Git LFS pointer, not the file itself (fetch it with `git lfs pull`)"
-    if length > MAX_HEADER_BYTES:
+    if length > MAX_HEADER_BYTES or not start[LENGTH_BYTES:].startswith(b"{"):
         return f"not a safetensors file (header length {length})"
     return f"truncated: header of {length} bytes in a file of {size} bytes"
 

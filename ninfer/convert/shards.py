@@ -78,11 +78,16 @@ def _open_indexed(index: Path) -> Checkpoint:
 
 def _open_shard(index: Path, shard_of: Mapping[str, str], name: str) -> SafetensorsFile:
     tensor = next(tensor for tensor, shard in shard_of.items() if shard == name)
-    if Path(name).name != name:
+    if not _is_file_name(name):
         raise ModelFileError(index, f"weight_map.{tensor}", f"{name!r} is not a plain file name")
     if not (index.parent / name).exists():
         raise ModelFileError(index, f"weight_map.{tensor}", f"the shard {name} is missing")
     return open_safetensors(index.parent / name)
+
+
+def _is_file_name(name: str) -> bool:
+    """A name inside the directory itself that a file system can hold."""
+    return Path(name).name == name != ".." and "\0" not in name and len(name.encode()) <= 255
 
 
 def _check_places(

@@ -81,6 +81,7 @@ def test_files_of_the_official_writer_are_read(tmp_path: Path) -> None:
         (b"\0" * 8, "not a safetensors header"),
         (b"\x02\0\0\0\0\0\0\0[]", "not a safetensors header"),
         (b"\x09\0\0\0\0\0\0\0{}", "truncated: header of 9 bytes"),
+        (b"\x09\0\0\0\0\0\0\0PK", "not a safetensors file"),
         (b"\xff" * 8, "not a safetensors file"),
         (b'{\n "architectures": []}', "not a safetensors file"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS pointer"),
