@@ -39,7 +39,10 @@ def write_artifact(
     """
     if not isinstance(source, OpenedModel):
         raise InvariantError(f"cannot convert a {type(source).__name__}")
-    _check_out(source, out)
+    try:
+        _check_out(source, out)
+    except OSError as error:
+        raise ModelFileError(out, None, error.strerror or str(error)) from None
     source.check_tied_head()
     contents = Contents(
         name=source.name,

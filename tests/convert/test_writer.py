@@ -167,6 +167,8 @@ def test_places_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
         write_artifact(source, tmp_path / "no" / "x.ninfer")
     with pytest.raises(ModelFileError, match="is a directory"):
         write_artifact(source, tmp_path)
+    with pytest.raises(ModelFileError, match="name too long"):
+        write_artifact(source, tmp_path / ("a" * 300))
 
 
 def spoiled(folder: Path) -> Path:
