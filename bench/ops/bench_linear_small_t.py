@@ -28,7 +28,7 @@ from ninfer.kernels.library import KernelLibrary
 from ninfer.ops import linear_pack, linear_small_t
 from ninfer.ops.float_codecs import e2m1_to_float, e4m3_to_float
 from ninfer.ops.linear_packing import E2M1_SHIFT, ImageLayout, WeightFormat
-from ninfer.ops.linear_small_t import LinearPlan, LinearWorkspace, PackedLinear, RingShape
+from ninfer.ops.linear_small_t import LinearPlan, PackedLinear, RingShape
 
 SHAPES: Final = {
     "4b in_proj": (12352, 2560),
@@ -73,10 +73,11 @@ class Bench:
         self.stream.use()
         self.read_rate = measure_read_rate(cp, self.kernels, self.stream, total_bytes=8 << 30)
 
-    def make_case(self, name: str, fmt: WeightFormat) -> Case:
+    def make_case(self, name: str, fmt: WeightFormat, strips: int | None = None) -> Case:
         """Pack random codes, check the product, and copy the image until the chain is cold."""
-        rows, columns = SHAPES[name]
-        layout = ImageLayout(fmt, rows, columns)
+        layout = ImageLayout.of(fmt, *SHAPES[name])
+        if strips is not None:
+            layout = dataclasses.replace(layout, strips_per_block=strips)
         codes, scales, row_scale, decoded = _random_weight(layout)
         image = cp.empty(layout.image_bytes, cp.uint8)
         linear_pack.launch(
@@ -115,7 +116,8 @@ class Bench:
         rate = layout.image_bytes / (timing.median_us * 1e-6)
         return {
             "case": case.name, "format": case.format.value, "tokens": tokens,
-            "bytes": layout.image_bytes, "thread_blocks": plan.thread_blocks,
+            "bytes": layout.image_bytes, "strips": layout.strips_per_block,
+            "thread_blocks": plan.thread_blocks,
             "stages": shape.stages, "window": shape.window, "shared_bytes": shape.shared_bytes,
             "is_chained": is_chained, **dataclasses.asdict(timing),
             "terabytes_s": rate / 1e12, "fraction": rate / self.read_rate,
@@ -172,10 +174,10 @@ def _table_rows(
 
 def _ring_rows(bench: Bench, formats: list[WeightFormat]) -> Iterator[dict[str, Any]]:
     limits = bench.kernels.limits
-    for name, fmt in itertools.product(RING_SHAPES, formats):
-        case = bench.make_case(name, fmt)
+    for name, fmt, strips in itertools.product(RING_SHAPES, formats, (1, 2, 4, 8)):
+        case = bench.make_case(name, fmt, strips)
         layout = case.packed[0].plan.layout
-        for blocks, resident in ((1, 1), (1, 2), (2, 2), (1, 3), (2, 3), (3, 3)):
+        for blocks, resident in ((1, 1), (1, 2), (2, 2)):
             plan = LinearPlan(layout, min(layout.units, blocks * limits.num_multiprocessors))
             for tokens, stages in itertools.product((1, 8), (3, 4, 6, 8)):
                 ring = linear_small_t.shape_ring(
@@ -206,15 +208,16 @@ def _print_rings(rows: list[dict[str, Any]]) -> None:
     ):
         best = sorted(group, key=lambda row: -row["fraction"])[:6]
         cells = [
-            f"{row['blocks']}/{row['resident']}x{row['stages']} {100 * row['fraction']:.0f}"
+            f"{row['strips']}:{row['blocks']}/{row['resident']}x{row['stages']}"
+            f" {100 * row['fraction']:.0f}"
             for row in best
         ]
         print(f"{key[0]:12s} {key[1]:9s} T{key[2]} {', '.join(cells)}")
 
 
-def _workspace(plan: LinearPlan) -> LinearWorkspace:
-    partials, counters = linear_small_t.workspace_sizes(plan)
-    return LinearWorkspace(cp.empty(partials, cp.float32), cp.zeros(counters, cp.uint32))
+def _workspace(plan: LinearPlan) -> Any:
+    size = linear_small_t.workspace_size(plan)
+    return cp.full(size, 0xFFFFFFFF, cp.uint32).view(cp.float32)
 
 
 def _random_x(tokens: int, columns: int) -> Any:

@@ -8,8 +8,9 @@
 
 namespace {
 
-constexpr int kStripsPerBlock = 8;
-constexpr int kStripVectors = 128;  // 16-byte vectors of a strip of a unit
+constexpr int kPartsPerUnit = 8;
+constexpr int kPartBytes = 2048;
+constexpr int kPartVectors = kPartBytes / 16;
 
 struct PackParams {
   const u8* codes;     // [rows, columns] bf16 or e4m3, or [rows, columns / 2] of two e2m1
@@ -19,38 +20,43 @@ struct PackParams {
   int columns;
   int units_per_block;
   int row_blocks;
+  int strips_per_block;
   int last_strips;
   int is_interleaved;  // rows are [gate; up]: take 8 of one, 8 of the other, in turn
+  int padding;
 };
-static_assert(sizeof(PackParams) == 48, "ninfer/ops/linear_pack.py mirrors this struct");
+static_assert(sizeof(PackParams) == 56, "ninfer/ops/linear_pack.py mirrors this struct");
 
 struct Bf16 {
-  static constexpr int kStripSlab = 0, kUnitSlab = 0;
+  static constexpr int kPartSlab = 0, kUnitSlab = 0;
 };
 struct E4m3Row : Bf16 {};
 struct E4m3Block : Bf16 {
   static constexpr int kUnitSlab = 64;
 };
 struct E2m1 : Bf16 {
-  static constexpr int kStripSlab = 256;
+  static constexpr int kPartSlab = 256;
 };
 
-// A place in the image: `lane` of vector `part` (half * 2 + tile) of a strip of a unit.
+// A place in the image: `lane` of vector `quarter` (half * 2 + tile) of a part of a unit.
 struct Place {
-  int block, unit, strip, strips, part, lane;
+  u8* unit;    // the unit's bytes
+  int parts;   // of the unit
+  int part;    // slice * strips + strip
+  int strip;   // of the matrix
+  int column;  // part number along K
+  int quarter, lane;
 
   __device__ __forceinline__ int packed_row(int upper) const {
-    return (block * kStripsPerBlock + strip) * 32 + (part % 2) * 16 + upper * 8 + lane / 4;
+    return strip * 32 + (quarter % 2) * 16 + upper * 8 + lane / 4;
+  }
+  // Where this lane's run of 8 bytes starts in a source row: a part is 64 bytes of it, and bf16's
+  // halves take turns.
+  __device__ __forceinline__ int run_offset(bool is_bf16) const {
+    const int half = quarter / 2, q = lane % 4;
+    return column * 64 + (is_bf16 ? q * 16 + half * 8 : half * 32 + q * 8);
   }
 };
-
-template <class Format>
-__device__ __forceinline__ u8* unit_of(const PackParams& p, const Place& at) {
-  constexpr int kStrip = 2048 + Format::kStripSlab;
-  const u64 full = kStripsPerBlock * kStrip + Format::kUnitSlab;
-  const u64 bytes = at.strips * kStrip + Format::kUnitSlab;
-  return p.image + at.block * (full * p.units_per_block) + at.unit * bytes;
-}
 
 // Row of the source that becomes this row of the image.
 __device__ __forceinline__ int source_row(const PackParams& p, int packed) {
@@ -89,14 +95,14 @@ __device__ __forceinline__ u32 e2m1_word(u32 low_row, u32 high_row) {
 }
 
 __device__ __forceinline__ uint4 gather(Bf16, const PackParams& p, const Place& at) {
-  const int offset = at.unit * 64 + (at.lane % 4) * 16 + (at.part / 2) * 8;
+  const int offset = at.run_offset(true);
   const uint2 low = load_run(p, at.packed_row(0), offset, p.columns * 2);
   const uint2 high = load_run(p, at.packed_row(1), offset, p.columns * 2);
   return make_uint4(low.x, high.x, low.y, high.y);
 }
 
 __device__ __forceinline__ uint4 gather_e4m3(const PackParams& p, const Place& at) {
-  const int offset = at.unit * 64 + (at.part / 2) * 32 + (at.lane % 4) * 8;
+  const int offset = at.run_offset(false);
   const uint2 low = load_run(p, at.packed_row(0), offset, p.columns);
   const uint2 high = load_run(p, at.packed_row(1), offset, p.columns);
   return make_uint4(e4m3_word(low.x, high.x), e4m3_word(low.x >> 16, high.x >> 16),
@@ -112,20 +118,21 @@ __device__ __forceinline__ uint4 gather(E4m3Block, const PackParams& p, const Pl
 }
 
 __device__ __forceinline__ uint4 gather(E2m1, const PackParams& p, const Place& at) {
-  const int offset = at.unit * 64 + (at.part / 2) * 32 + (at.lane % 4) * 8;
+  const int offset = at.run_offset(false);
   const uint2 low = load_run(p, at.packed_row(0), offset, p.columns / 2);
   const uint2 high = load_run(p, at.packed_row(1), offset, p.columns / 2);
   return make_uint4(e2m1_word(low.x, high.x), e2m1_word(low.x >> 16, high.x >> 16),
                     e2m1_word(low.y, high.y), e2m1_word(low.y >> 16, high.y >> 16));
 }
 
-__device__ __forceinline__ float block_scale(const PackParams& p, int packed, int unit) {
-  if (packed >= p.rows) return 0.f;
+// Two parts along K share a scale.
+__device__ __forceinline__ float block_scale(const PackParams& p, int packed, int column) {
+  const int scale_columns = (p.columns + 127) / 128;
+  if (packed >= p.rows || column / 2 >= scale_columns) return 0.f;
   const int part_rows = p.is_interleaved ? p.rows / 2 : p.rows;
   const int row = source_row(p, packed);
   const int scale_row = row / part_rows * ((part_rows + 127) / 128) + row % part_rows / 128;
-  const int scale_columns = (p.columns + 127) / 128;
-  return static_cast<const float*>(p.scales)[static_cast<u64>(scale_row) * scale_columns + unit / 2];
+  return static_cast<const float*>(p.scales)[static_cast<u64>(scale_row) * scale_columns + column / 2];
 }
 
 __device__ __forceinline__ u32 group_scale(const PackParams& p, int packed, int group) {
@@ -134,47 +141,56 @@ __device__ __forceinline__ u32 group_scale(const PackParams& p, int packed, int 
       p.scales)[static_cast<u64>(source_row(p, packed)) * (p.columns / 16) + group];
 }
 
-__device__ __forceinline__ void store_slab(Bf16, const PackParams&, const Place&, u8*) {}
-__device__ __forceinline__ void store_slab(E4m3Row, const PackParams&, const Place&, u8*) {}
+__device__ __forceinline__ void store_slab(Bf16, const PackParams&, const Place&) {}
+__device__ __forceinline__ void store_slab(E4m3Row, const PackParams&, const Place&) {}
 
-__device__ void store_slab(E4m3Block, const PackParams& p, const Place& at, u8* unit) {
-  float2* slab = reinterpret_cast<float2*>(unit + at.strips * 2048);
-  const Place first{at.block, at.unit, at.strip, at.strips, 0, 0};
-  if (at.part == 0 && at.lane == 0) {
-    slab[at.strip] = make_float2(block_scale(p, first.packed_row(0), at.unit),
-                                 block_scale(p, first.packed_row(1), at.unit));
+__device__ void store_slab(E4m3Block, const PackParams& p, const Place& at) {
+  if (at.quarter != 0) return;
+  float2* slab = reinterpret_cast<float2*>(at.unit + at.parts * kPartBytes);
+  if (at.lane == 0) {
+    slab[at.part] = make_float2(block_scale(p, at.packed_row(0), at.column),
+                                block_scale(p, at.packed_row(1), at.column));
   }
-  const bool is_padding = at.lane >= at.strips && at.lane < kStripsPerBlock;
-  if (at.strip == 0 && at.part == 0 && is_padding) slab[at.lane] = make_float2(0.f, 0.f);
+  const bool is_padding = at.lane >= at.parts && at.lane < kPartsPerUnit;
+  if (at.part == 0 && is_padding) slab[at.lane] = make_float2(0.f, 0.f);
 }
 
 // Word `half`: the scales of group lane % 4 for rows g, g + 8 of the first and the second tile.
-__device__ void store_slab(E2m1, const PackParams& p, const Place& at, u8* unit) {
-  if (at.part % 2 != 0) return;
-  const int half = at.part / 2, group = at.unit * 8 + half * 4 + at.lane % 4, row = at.packed_row(0);
+__device__ void store_slab(E2m1, const PackParams& p, const Place& at) {
+  if (at.quarter % 2 != 0) return;
+  const int half = at.quarter / 2, row = at.packed_row(0);
+  const int group = at.column * 8 + half * 4 + at.lane % 4;
   const u32 low_row = group_scale(p, row, group) | group_scale(p, row + 8, group) << 8;
   const u32 high_row = group_scale(p, row + 16, group) | group_scale(p, row + 24, group) << 8;
-  u32* slab = reinterpret_cast<u32*>(unit + at.strips * 2048 + at.strip * 256 + at.lane * 8);
-  slab[half] = e4m3_word(low_row, high_row);
+  u8* slab = at.unit + at.parts * kPartBytes + at.part * E2m1::kPartSlab;
+  reinterpret_cast<u32*>(slab + at.lane * 8)[half] = e4m3_word(low_row, high_row);
+}
+
+template <class Format>
+__device__ __forceinline__ u64 unit_bytes(int parts) {
+  return parts * (kPartBytes + Format::kPartSlab) + Format::kUnitSlab;
 }
 
 template <class Format>
 __device__ __forceinline__ void pack(const PackParams& p) {
-  const u64 block_vectors = static_cast<u64>(p.units_per_block) * kStripsPerBlock * kStripVectors;
+  const int slices = kPartsPerUnit / p.strips_per_block;
+  const u64 block_vectors = static_cast<u64>(p.units_per_block) * kPartsPerUnit * kPartVectors;
   const u64 last = block_vectors * (p.row_blocks - 1);
-  const u64 total = last + static_cast<u64>(p.units_per_block) * p.last_strips * kStripVectors;
+  const u64 total = last + static_cast<u64>(p.units_per_block) * p.last_strips * slices * kPartVectors;
   const u64 step = static_cast<u64>(gridDim.x) * blockDim.x;
   for (u64 v = static_cast<u64>(blockIdx.x) * blockDim.x + threadIdx.x; v < total; v += step) {
-    const int strips = v >= last ? p.last_strips : kStripsPerBlock;
+    const int strips = v >= last ? p.last_strips : p.strips_per_block, parts = strips * slices;
     const int block = static_cast<int>(v / block_vectors);
     const u64 within = v - block * block_vectors;
-    const int vector = static_cast<int>(within % kStripVectors);
-    const int strip = static_cast<int>(within / kStripVectors % strips);
-    const int unit = static_cast<int>(within / kStripVectors / strips);
-    const Place at{block, unit, strip, strips, vector / 32, vector % 32};
-    u8* bytes = unit_of<Format>(p, at);
-    reinterpret_cast<uint4*>(bytes + at.strip * 2048)[vector] = gather(Format{}, p, at);
-    store_slab(Format{}, p, at, bytes);
+    const int vector = static_cast<int>(within % kPartVectors);
+    const int part = static_cast<int>(within / kPartVectors % parts);
+    const int unit = static_cast<int>(within / kPartVectors / parts);
+    u8* bytes = p.image + block * (unit_bytes<Format>(kPartsPerUnit) * p.units_per_block) +
+                unit * unit_bytes<Format>(parts);
+    const Place at{bytes, parts, part, block * p.strips_per_block + part % strips,
+                   unit * slices + part / strips, vector / 32, vector % 32};
+    reinterpret_cast<uint4*>(bytes + part * kPartBytes)[vector] = gather(Format{}, p, at);
+    store_slab(Format{}, p, at);
   }
 }
 

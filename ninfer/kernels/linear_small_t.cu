@@ -3,15 +3,19 @@
 // Contract: ninfer/ops/linear_small_t.py. Weight image: ninfer/ops/linear_packing.py.
 // Entries: linear_small_t_<format>_<8 or 16>, T up to 8 or 16; one block shape for all.
 //
-// The image is one long row of units, a unit being 256 rows by 32 (bf16), 64 (e4m3) or 128 (e2m1)
-// columns, row block after row block. Block b of the grid owns units [b * U / B, (b + 1) * U / B):
-// one contiguous stretch of memory, which its last warp streams into a ring in shared memory.
-// Eight warps own 32 rows each and multiply on tensor cores. A row block that several thread
-// blocks share is summed by whichever warp arrives last, always in the order of k.
+// The image is one long row of units of eight 2 KiB parts, row block after row block; a part is 32
+// rows by 32 (bf16), 64 (e4m3) or 128 (e2m1) columns. Thread block b owns units
+// [b * U / B, (b + 1) * U / B): one contiguous stretch of memory, which its last warp streams into
+// a ring in shared memory. Each of the other eight warps multiplies its part of every unit on
+// tensor cores. Warps with the same rows add up in shared memory when a row block ends; thread
+// blocks with the same rows add up in the block that has the first of them, in the order of k.
 // So which numbers are added in which order depends on the weight's shape and the grid, never on T.
 //
-// Bytes: the image once, x once a row block (from L2), partial sums 2 * B * 1 KiB * T (in L2).
-// The fragment-major layout and the striped split follow IST-DASLab/marlin (Apache-2.0 ideas).
+// Sums travel between blocks as words that are never all ones: the reader polls the data itself
+// and leaves ones behind. All blocks of the grid must therefore be resident at once.
+//
+// Bytes: the image once, x once a row block (from L2), partial sums (in L2). The fragment-major
+// layout and the striped split are ideas of IST-DASLab/marlin.
 
 #include "bulk.cuh"
 #include "dtypes.cuh"
@@ -27,8 +31,9 @@ constexpr int kConsumers = kWarps * 32;
 constexpr int kThreads = kConsumers + 32;
 constexpr int kResidentBlocks = __CUDA_ARCH__ >= 900 ? 2 : 1;
 constexpr int kStripRows = 32;  // rows of a warp: two tiles of 16
-constexpr u32 kStripBytes = 2048;
+constexpr u32 kPartBytes = 2048;
 constexpr int kMaxStages = 12;
+constexpr u32 kEmpty = 0xffffffffu;  // no arithmetic yields this pattern
 
 enum Epilogue : int { kStoreBf16 = 0, kStoreFloat = 1, kAddResidual = 2, kSwiglu = 3 };
 
@@ -38,8 +43,7 @@ struct LinearParams {
   void* y;                  // [T, N] bf16 or f32; [T, N / 2] bf16 for kSwiglu
   const u16* residual;      // [T, N] bf16, for kAddResidual
   const float* row_scale;   // [N] f32 or null
-  float* partials;
-  u32* counters;            // [blocks of rows * 8], zero before and after
+  float* partials;          // all ones before and after
   float* square_sums;       // out [T, N / 32] f32 or null: of the rounded y, by strip
   const float* x_square_sums;  // in [T, num_square_sums] f32 or null: normalise x with them
   const u16* norm_weight;   // [K] bf16
@@ -50,6 +54,7 @@ struct LinearParams {
   int y_stride;
   int units_per_block;
   int row_blocks;
+  int strips_per_block;     // 1, 2, 4 or 8; the 8 warps split k 8 / strips ways
   int last_strips;          // strips of the last row block
   int stages;
   int window;               // columns k of x in shared memory at once
@@ -57,34 +62,35 @@ struct LinearParams {
   int num_square_sums;
   float norm_eps;
   float norm_offset;        // added to norm_weight
+  int padding;
 };
 static_assert(sizeof(LinearParams) == 136, "ninfer/ops/linear_small_t.py mirrors this struct");
 
 struct Bf16 {
-  static constexpr int kUnitColumns = 32;
-  static constexpr u32 kStripSlab = 0, kUnitSlab = 0;
+  static constexpr int kPartColumns = 32;
+  static constexpr u32 kPartSlab = 0, kUnitSlab = 0;
   static constexpr int kPitchPad = 32;  // elements; makes fragment reads free of bank conflicts
   static constexpr bool kScalesUnit = false;
 };
 
 struct E4m3Row : Bf16 {
-  static constexpr int kUnitColumns = 64;
+  static constexpr int kPartColumns = 64;
 };
 
 struct E4m3Block : E4m3Row {
-  static constexpr u32 kUnitSlab = 64;  // a strip: f32 of rows g, f32 of rows g + 8
+  static constexpr u32 kUnitSlab = 64;  // a part: f32 of rows g, f32 of rows g + 8
   static constexpr bool kScalesUnit = true;
 };
 
 struct E2m1 : Bf16 {
-  static constexpr int kUnitColumns = 128;
-  static constexpr u32 kStripSlab = 256;  // e4m3 a row and 16 columns
+  static constexpr int kPartColumns = 128;
+  static constexpr u32 kPartSlab = 256;  // e4m3 a row and 16 columns
   static constexpr int kPitchPad = 8;
 };
 
 template <class Format>
-__device__ __forceinline__ u32 unit_bytes(int strips) {
-  return strips * (kStripBytes + Format::kStripSlab) + Format::kUnitSlab;
+__device__ __forceinline__ u32 unit_bytes(int parts) {
+  return parts * (kPartBytes + Format::kPartSlab) + Format::kUnitSlab;
 }
 
 // Position in the ring; the parity flips at every wrap.
@@ -100,17 +106,18 @@ struct RingPosition {
 };
 
 struct SharedLayout {
-  u32 ring, full, empty, scales, window;
+  u32 ring, full, empty, scales, scratch, window;
 };
 
-template <class Format>
-__device__ __forceinline__ SharedLayout shared_layout(const void* base, int stages) {
+template <class Format, int kTiles>
+__device__ __forceinline__ SharedLayout shared_layout(const void* base, const LinearParams& p) {
   SharedLayout layout;
   layout.ring = shared_address(base);
-  layout.full = layout.ring + stages * unit_bytes<Format>(kWarps);
+  layout.full = layout.ring + p.stages * unit_bytes<Format>(kWarps);
   layout.empty = layout.full + kMaxStages * 8;
   layout.scales = layout.empty + kMaxStages * 8;  // 1 / rms of every column t
-  layout.window = layout.scales + 64;
+  layout.scratch = layout.scales + 64;  // sums of the warps that share rows with another
+  layout.window = layout.scratch + (kWarps - p.strips_per_block) * (kTiles * 1024);
   return layout;
 }
 
@@ -128,7 +135,7 @@ __device__ void fill_ring(const LinearParams& p, const SharedLayout& shared, int
                           int lane) {
   const u64 policy = evict_first_policy();
   const u32 full_bytes = unit_bytes<Format>(kWarps);
-  const u32 last_bytes = unit_bytes<Format>(p.last_strips);
+  const u32 last_bytes = unit_bytes<Format>(p.last_strips * (kWarps / p.strips_per_block));
   const int last_begin = (p.row_blocks - 1) * p.units_per_block;
   RingPosition at;
   for (int unit = begin; unit < end; ++unit) {
@@ -173,24 +180,28 @@ __device__ __forceinline__ uint4 normalise(uint4 x, uint4 weight, float scale, f
   return make_uint4(out[0], out[1], out[2], out[3]);
 }
 
-// x[:, begin:end] into shared memory, rows `pitch` bytes apart, zeros from column K on.
+// x[:, begin:end] into shared memory, rows `pitch` bytes apart, zeros from column K on; normalised
+// if asked. A thread normalises what it copied itself. Every copy is in flight before the first wait.
 __device__ void load_window(const LinearParams& p, const SharedLayout& shared, u32 pitch, int begin,
                             int end, int thread) {
   const int vectors = (end - begin) / 8;
-  for (int t = 0; t < p.tokens; ++t) {
-    const u16* row = p.x + static_cast<size_t>(t) * p.x_stride;
-    for (int v = thread; v < vectors; v += kConsumers) {
-      const int k = begin + v * 8;
-      uint4 x = make_uint4(0, 0, 0, 0);
-      if (k < p.columns) {
-        x = __ldcg(reinterpret_cast<const uint4*>(row + k));
-        if (p.x_square_sums != nullptr) {
-          const uint4 weight = __ldg(reinterpret_cast<const uint4*>(p.norm_weight + k));
-          x = normalise(x, weight, load_shared_float(shared.scales + t * 4), p.norm_offset);
-        }
-      }
-      store_shared_16(shared.window + t * pitch + v * 16, x);
-    }
+  const int total = vectors * p.tokens;
+  for (int i = thread, v = thread, t = 0; i < total; i += kConsumers, v += kConsumers) {
+    while (v >= vectors) v -= vectors, ++t;
+    const int k = begin + v * 8;
+    const u16* from = p.x + static_cast<size_t>(t) * p.x_stride + (k < p.columns ? k : 0);
+    copy_shared_16(shared.window + t * pitch + v * 16, from, k < p.columns);
+  }
+  copy_shared_wait();
+  if (p.x_square_sums == nullptr) return;
+  for (int i = thread, v = thread, t = 0; i < total; i += kConsumers, v += kConsumers) {
+    while (v >= vectors) v -= vectors, ++t;
+    const int k = begin + v * 8;
+    if (k >= p.columns) continue;
+    const u32 at = shared.window + t * pitch + v * 16;
+    const uint4 weight = __ldg(reinterpret_cast<const uint4*>(p.norm_weight + k));
+    const float scale = load_shared_float(shared.scales + t * 4);
+    store_shared_16(at, normalise(load_shared_16(at), weight, scale, p.norm_offset));
   }
 }
 
@@ -212,9 +223,9 @@ __device__ __forceinline__ void multiply(Accumulators<kTiles>& sum, int row_tile
   }
 }
 
-// One strip of one unit: weights at `strip`, x's fragments at columns[tile].
+// A part of a unit: its weights, and the addresses of x's fragments.
 template <int kTiles>
-__device__ __forceinline__ void multiply_unit(Bf16, Accumulators<kTiles>& sum,
+__device__ __forceinline__ void multiply_part(Bf16, Accumulators<kTiles>& sum,
                                               const uint4 (&weights)[2][2],
                                               const u32 (&columns)[kTiles], uint2) {
   u32 b[4][kTiles];
@@ -240,7 +251,7 @@ __device__ __forceinline__ uint4 e4m3_fragment(u32 low_word, u32 high_word) {
 }
 
 template <int kTiles>
-__device__ __forceinline__ void multiply_unit(E4m3Row, Accumulators<kTiles>& sum,
+__device__ __forceinline__ void multiply_part(E4m3Row, Accumulators<kTiles>& sum,
                                               const uint4 (&weights)[2][2],
                                               const u32 (&columns)[kTiles], uint2) {
 #pragma unroll
@@ -274,7 +285,7 @@ __device__ __forceinline__ void e2m1_scales(uint2 slab, u32 (&low)[4], u32 (&hig
 }
 
 template <int kTiles>
-__device__ __forceinline__ void multiply_unit(E2m1, Accumulators<kTiles>& sum,
+__device__ __forceinline__ void multiply_part(E2m1, Accumulators<kTiles>& sum,
                                               const uint4 (&weights)[2][2],
                                               const u32 (&columns)[kTiles], uint2 slab) {
   u32 low[4], high[4];
@@ -306,6 +317,11 @@ __device__ __forceinline__ void multiply_unit(E2m1, Accumulators<kTiles>& sum,
   }
 }
 
+__device__ __forceinline__ void add_fragment(float (&c)[4], uint4 other) {
+  c[0] += __uint_as_float(other.x), c[1] += __uint_as_float(other.y);
+  c[2] += __uint_as_float(other.z), c[3] += __uint_as_float(other.w);
+}
+
 // sum += scale * part, with one scale for rows g of the tiles and one for rows g + 8.
 template <int kTiles>
 __device__ __forceinline__ void add_scaled(Accumulators<kTiles>& sum, const Accumulators<kTiles>& part,
@@ -317,10 +333,10 @@ __device__ __forceinline__ void add_scaled(Accumulators<kTiles>& sum, const Accu
   }
 }
 
-// Where a warp's sums go: one strip of one row block.
+// Where a warp's sums go: strip `index` of all.
 struct Strip {
-  int row_block, warp, lane;
-  __device__ __forceinline__ int first_row() const { return (row_block * kWarps + warp) * kStripRows; }
+  int index, lane;
+  __device__ __forceinline__ int first_row() const { return index * kStripRows; }
 };
 
 __device__ __forceinline__ float silu(float gate) { return gate / (1.f + __expf(-gate)); }
@@ -359,7 +375,7 @@ __device__ void store_square_sums(const LinearParams& p, const Strip& strip,
       const float sum = row_group_sum(squares[tile][i]);
       const int t = tile * 8 + (strip.lane % 4) * 2 + i;
       if (strip.lane < 4 && t < p.tokens) {
-        p.square_sums[static_cast<size_t>(t) * strips + strip.row_block * kWarps + strip.warp] = sum;
+        p.square_sums[static_cast<size_t>(t) * strips + strip.index] = sum;
       }
     }
   }
@@ -418,124 +434,175 @@ __device__ void finish_strip(const LinearParams& p, const Strip& strip, Accumula
   }
 }
 
+// Adds up the warps that worked on the same strip, in the order of k; warps of the first slice
+// get the sums.
 template <int kTiles>
-__device__ __forceinline__ float4* partial_of(const LinearParams& p, const Strip& strip, int slot) {
-  return reinterpret_cast<float4*>(p.partials) +
-         static_cast<size_t>(slot * kWarps + strip.warp) * (2 * kTiles * 32) + strip.lane;
+__device__ void add_slices(const LinearParams& p, u32 scratch, int warp, int lane,
+                           Accumulators<kTiles>& sum) {
+  const int first = p.strips_per_block;
+  const u32 mine = scratch + (warp - first) * (kTiles * 1024) + lane * 16;
+  consumer_barrier();
+  if (warp >= first) {
+#pragma unroll
+    for (int i = 0; i < 2 * kTiles; ++i) {
+      const float* c = sum.at[i / kTiles][i % kTiles];
+      store_shared_16(mine + i * 512, make_uint4(__float_as_uint(c[0]), __float_as_uint(c[1]),
+                                                 __float_as_uint(c[2]), __float_as_uint(c[3])));
+    }
+  }
+  consumer_barrier();
+  if (warp >= first) return;
+  for (int other = warp + first; other < kWarps; other += first) {
+    const u32 theirs = scratch + (other - first) * (kTiles * 1024) + lane * 16;
+#pragma unroll
+    for (int i = 0; i < 2 * kTiles; ++i) add_fragment(sum.at[i / kTiles][i % kTiles], load_shared_16(theirs + i * 512));
+  }
 }
 
-// A strip whose k range several blocks share: leave the sums, and let the last to come add them.
-// Pieces of a row block have consecutive slots: block index plus row block index.
+// Sums of one strip in memory, by lane. Pieces of a row block have consecutive slots: thread block
+// plus row block.
 template <int kTiles>
-__device__ void share_strip(const LinearParams& p, const Strip& strip, Accumulators<kTiles>& sum) {
-  const int units = p.units_per_block * p.row_blocks;
-  const int first = block_of_unit(strip.row_block * p.units_per_block, units);
-  const int last = block_of_unit((strip.row_block + 1) * p.units_per_block - 1, units);
-  float4* mine = partial_of<kTiles>(p, strip, blockIdx.x + strip.row_block);
+__device__ __forceinline__ uint4* partial_of(const LinearParams& p, int slot, int strip, int lane) {
+  return reinterpret_cast<uint4*>(p.partials) +
+         static_cast<size_t>(slot * p.strips_per_block + strip) * (2 * kTiles * 32) + lane;
+}
+
+template <int kTiles>
+__device__ __forceinline__ void give_strip(uint4* slot, const Accumulators<kTiles>& sum) {
 #pragma unroll
   for (int i = 0; i < 2 * kTiles; ++i) {
     const float* c = sum.at[i / kTiles][i % kTiles];
-    __stcg(mine + i * 32, make_float4(c[0], c[1], c[2], c[3]));
+    store_relaxed_16(slot + i * 32, make_uint4(__float_as_uint(c[0]), __float_as_uint(c[1]),
+                                               __float_as_uint(c[2]), __float_as_uint(c[3])));
   }
-  __threadfence();
-  __syncwarp();
-  u32* counter = p.counters + strip.row_block * kWarps + strip.warp;
-  u32 arrived = 0;
-  if (strip.lane == 0) arrived = atomicAdd(counter, 1u);
-  arrived = __shfl_sync(kAllLanes, arrived, 0);
-  if (arrived != static_cast<u32>(last - first)) return;
-  __threadfence();
-  if (strip.lane == 0) *counter = 0;
-  sum.clear();
-#pragma unroll 4
-  for (int block = first; block <= last; ++block) {
-    const float4* piece = partial_of<kTiles>(p, strip, block + strip.row_block);
+}
+
+__device__ __forceinline__ bool is_complete(uint4 v) {
+  return v.x != kEmpty && v.y != kEmpty && v.z != kEmpty && v.w != kEmpty;
+}
+
+// Adds the other blocks' sums of a strip in order, waiting for each; kBatch reads are under way
+// at a time. Slots are left empty.
+template <int kTiles>
+__device__ void take_strips(const LinearParams& p, int slot, int count, int strip, int lane,
+                            Accumulators<kTiles>& sum) {
+  constexpr int kFragments = 2 * kTiles, kBatch = 8 / kFragments;
+  for (int done = 0; done < count; done += kBatch) {
+    uint4 values[kBatch][kFragments];
 #pragma unroll
-    for (int i = 0; i < 2 * kTiles; ++i) {
-      const float4 c = __ldcg(piece + i * 32);
-      float(&to)[4] = sum.at[i / kTiles][i % kTiles];
-      to[0] += c.x, to[1] += c.y, to[2] += c.z, to[3] += c.w;
+    for (int b = 0; b < kBatch; ++b) {
+      const uint4* from = partial_of<kTiles>(p, slot + min(done + b, count - 1), strip, lane);
+#pragma unroll
+      for (int i = 0; i < kFragments; ++i) values[b][i] = load_relaxed_16(from + i * 32);
+    }
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      if (done + b >= count) break;
+      uint4* from = partial_of<kTiles>(p, slot + done + b, strip, lane);
+#pragma unroll
+      for (int i = 0; i < kFragments; ++i) {
+        for (u32 polls = 0; !is_complete(values[b][i]); ++polls) {
+          if (polls == kMaxPolls) __trap();
+          values[b][i] = load_relaxed_16(from + i * 32);
+        }
+        add_fragment(sum.at[i / kTiles][i % kTiles], values[b][i]);
+        store_relaxed_16(from + i * 32, make_uint4(kEmpty, kEmpty, kEmpty, kEmpty));
+      }
     }
   }
-  finish_strip(p, strip, sum);
 }
+
+// The columns of x that shared memory holds.
+struct Window {
+  int begin, end;
+  __device__ __forceinline__ bool holds(int k) const { return k >= begin && k < end; }
+};
 
 template <class Format, int kTiles>
 __device__ void consume_ring(const LinearParams& p, const SharedLayout& shared, int begin, int end,
                              int thread) {
   const int warp = thread / 32, lane = thread % 32;
+  const int slices = kWarps / p.strips_per_block;
+  const int strip = warp % p.strips_per_block, slice = warp / p.strips_per_block;
+  const int unit_columns = slices * Format::kPartColumns;
+  const int block_columns = p.units_per_block * unit_columns;
   const u32 stage_bytes = unit_bytes<Format>(kWarps);
   const u32 pitch = (p.window + Format::kPitchPad) * 2;
   // Columns past T repeat the last one: their products are never stored.
-  u32 column_offset[kTiles];
+  u32 fragment[kTiles];
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
     const int t = min(tile * 8 + lane / 4, p.tokens - 1);
-    column_offset[tile] = shared.window + t * pitch + (lane % 4) * (Format::kUnitColumns == 128 ? 32 : 16);
+    fragment[tile] = shared.window + t * pitch + slice * (Format::kPartColumns * 2) +
+                     (lane % 4) * (Format::kPartColumns == 128 ? 32 : 16);
   }
-  int window_begin = 0, window_end = 0;
+  Window window{0, 0};
   RingPosition at;
   for (int unit = begin; unit < end;) {
-    const Strip strip{unit / p.units_per_block, warp, lane};
-    const int block_begin = strip.row_block * p.units_per_block;
-    const int piece_begin = unit, piece_end = min(end, block_begin + p.units_per_block);
-    const int strips = strip.row_block == p.row_blocks - 1 ? p.last_strips : kWarps;
+    const int row_block = unit / p.units_per_block;
+    const int block_begin = row_block * p.units_per_block, block_end = block_begin + p.units_per_block;
+    const int piece_begin = unit, piece_end = min(end, block_end);
+    const int strips = row_block == p.row_blocks - 1 ? p.last_strips : p.strips_per_block;
+    const int part = slice * strips + strip, parts = strips * slices;
     Accumulators<kTiles> sum;
     sum.clear();
     for (; unit < piece_end; ++unit) {
-      const int k = (unit - block_begin) * Format::kUnitColumns;
-      if (k < window_begin || k >= window_end) {
-        const int columns = p.units_per_block * Format::kUnitColumns;
-        const bool holds_all = p.window >= columns && end > piece_end;
-        window_begin = holds_all ? 0 : k;
-        const int limit = holds_all ? columns : (piece_end - block_begin) * Format::kUnitColumns;
-        window_end = min(limit, window_begin + p.window);
+      const int k = (unit - block_begin) * unit_columns;
+      if (!window.holds(k)) {
+        const bool holds_all = p.window >= block_columns && end > piece_end;
+        window.begin = holds_all ? 0 : k;
+        window.end = holds_all ? block_columns
+                               : min((piece_end - block_begin) * unit_columns, k + p.window);
         consumer_barrier();
-        load_window(p, shared, pitch, window_begin, window_end, thread);
+        load_window(p, shared, pitch, window.begin, window.end, thread);
         consumer_barrier();
       }
       barrier_wait(shared.full + at.stage * 8, at.parity);
-      if (warp < strips) {
-        const u32 stage = shared.ring + at.stage * stage_bytes;
-        const u32 tiles = stage + warp * kStripBytes + lane * 16;
+      if (strip < strips) {
+        const u32 stage = shared.ring + at.stage * stage_bytes, slab = stage + parts * kPartBytes;
         uint4 weights[2][2];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) weights[i / 2][i % 2] = load_shared_16(tiles + i * 512);
-        uint2 slab = make_uint2(0, 0);
-        if constexpr (Format::kStripSlab > 0) {
-          slab = load_shared_8(stage + strips * kStripBytes + warp * Format::kStripSlab + lane * 8);
+        for (int i = 0; i < 4; ++i) {
+          weights[i / 2][i % 2] = load_shared_16(stage + part * kPartBytes + i * 512 + lane * 16);
         }
         u32 columns[kTiles];
 #pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) {
-          columns[tile] = column_offset[tile] + (k - window_begin) * 2;
-        }
+        for (int tile = 0; tile < kTiles; ++tile) columns[tile] = fragment[tile] + (k - window.begin) * 2;
         if constexpr (Format::kScalesUnit) {
-          Accumulators<kTiles> part;
-          part.clear();
-          multiply_unit(Format{}, part, weights, columns, slab);
-          add_scaled(sum, part, load_shared_8(stage + strips * kStripBytes + warp * 8));
+          Accumulators<kTiles> unscaled;
+          unscaled.clear();
+          multiply_part(Format{}, unscaled, weights, columns, make_uint2(0, 0));
+          add_scaled(sum, unscaled, load_shared_8(slab + part * 8));
+        } else if constexpr (Format::kPartSlab > 0) {
+          const uint2 scales = load_shared_8(slab + part * Format::kPartSlab + lane * 8);
+          multiply_part(Format{}, sum, weights, columns, scales);
         } else {
-          multiply_unit(Format{}, sum, weights, columns, slab);
+          multiply_part(Format{}, sum, weights, columns, make_uint2(0, 0));
         }
       }
       __syncwarp();
       if (lane == 0) barrier_arrive(shared.empty + at.stage * 8);
       at.advance(p.stages);
     }
-    if (warp >= strips) continue;
-    if (piece_begin == block_begin && piece_end == block_begin + p.units_per_block) {
-      finish_strip(p, strip, sum);
-    } else {
-      share_strip(p, strip, sum);
+    if (slices > 1) add_slices(p, shared.scratch, warp, lane, sum);
+    if (slice > 0 || strip >= strips) continue;
+    const int slot = blockIdx.x + row_block;
+    if (piece_begin > block_begin) {
+      give_strip(partial_of<kTiles>(p, slot, strip, lane), sum);
+      continue;
     }
+    if (piece_end < block_end) {
+      const int last = block_of_unit(block_end - 1, p.units_per_block * p.row_blocks);
+      take_strips(p, slot + 1, last - static_cast<int>(blockIdx.x), strip, lane, sum);
+    }
+    finish_strip(p, Strip{row_block * p.strips_per_block + strip, lane}, sum);
   }
 }
 
 template <class Format, int kTiles>
 __device__ __forceinline__ void linear_small_t(const LinearParams& p) {
   extern __shared__ __align__(128) u8 memory[];
-  const SharedLayout shared = shared_layout<Format>(memory, p.stages);
+  const SharedLayout shared = shared_layout<Format, kTiles>(memory, p);
   const int thread = threadIdx.x;
   const int units = p.units_per_block * p.row_blocks;
   const int begin = range_begin(blockIdx.x, units), end = range_begin(blockIdx.x + 1, units);
@@ -555,7 +622,10 @@ __device__ __forceinline__ void linear_small_t(const LinearParams& p) {
     return;
   }
   wait_for_previous_kernel();
-  if (p.x_square_sums != nullptr) load_norm_scales(p, shared.scales, thread / 32, thread % 32);
+  if (p.x_square_sums != nullptr) {
+    load_norm_scales(p, shared.scales, thread / 32, thread % 32);
+    consumer_barrier();
+  }
   consume_ring<Format, kTiles>(p, shared, begin, end, thread);
 }
 

@@ -28,7 +28,8 @@ _PARAMS: Final = np.dtype(
     [
         ("codes", "<u8"), ("scales", "<u8"), ("image", "<u8"),
         ("rows", "<i4"), ("columns", "<i4"), ("units_per_block", "<i4"), ("row_blocks", "<i4"),
-        ("last_strips", "<i4"), ("is_interleaved", "<i4"),
+        ("strips_per_block", "<i4"), ("last_strips", "<i4"), ("is_interleaved", "<i4"),
+        ("padding", "<i4"),
     ]
 )  # fmt: skip
 
@@ -55,6 +56,7 @@ def launch(
     params["scales"] = _scales_address(layout, scales, is_interleaved)
     params["rows"], params["columns"] = layout.rows, layout.columns
     params["units_per_block"], params["row_blocks"] = layout.units_per_block, layout.row_blocks
+    params["strips_per_block"] = layout.strips_per_block
     params["last_strips"], params["is_interleaved"] = layout.last_strips, is_interleaved
     kernels.function("linear_pack", f"linear_pack_{layout.format.value}").launch(
         (kernels.limits.num_multiprocessors * _BLOCKS_PER_MULTIPROCESSOR, 1, 1),

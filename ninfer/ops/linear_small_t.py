@@ -13,7 +13,8 @@ Units      square_sums[t, s] = sum of y[t, 32 s .. 32 s + 31]^2 of the rounded y
 Effects    writes every element of y (and of square_sums if given); y may be residual, never x
 Order      which products are added in which order depends on W's shape and format and on the
            plan's thread blocks only: a column's bits do not depend on T or on the other columns
-Workspace  partials and counters of `workspace_sizes`; counters zero before and after
+Workspace  partials f32 of `workspace_size` elements, every byte 0xff before and after. All thread
+           blocks have to be resident at once, which `plan_linear` and `shape_ring` see to
 Errors     OpContractError for a shape, dtype, stride or alignment outside the above
 Tolerance  BF16_REDUCTION
 Source     the definition; the layout follows the ideas of IST-DASLab/marlin
@@ -33,12 +34,7 @@ from ninfer.kernels.device_array import DeviceArray, DeviceView, view_of
 from ninfer.kernels.library import DeviceLimits, KernelLibrary
 from ninfer.ops import swiglu
 from ninfer.ops.checks import fail
-from ninfer.ops.linear_packing import (
-    STRIP_ROWS,
-    STRIPS_PER_BLOCK,
-    ImageLayout,
-    WeightFormat,
-)
+from ninfer.ops.linear_packing import PARTS_PER_UNIT, STRIP_ROWS, ImageLayout, WeightFormat
 
 _OP: Final = "linear_small_t"
 
@@ -52,12 +48,13 @@ _BLOCK_RESERVE_BYTES: Final = 1024
 _PARAMS: Final = np.dtype(
     [
         ("weights", "<u8"), ("x", "<u8"), ("y", "<u8"), ("residual", "<u8"), ("row_scale", "<u8"),
-        ("partials", "<u8"), ("counters", "<u8"), ("square_sums", "<u8"),
+        ("partials", "<u8"), ("square_sums", "<u8"),
         ("x_square_sums", "<u8"), ("norm_weight", "<u8"),
         ("rows", "<i4"), ("columns", "<i4"), ("tokens", "<i4"), ("x_stride", "<i4"),
         ("y_stride", "<i4"), ("units_per_block", "<i4"), ("row_blocks", "<i4"),
-        ("last_strips", "<i4"), ("stages", "<i4"), ("window", "<i4"), ("epilogue", "<i4"),
-        ("num_square_sums", "<i4"), ("norm_eps", "<f4"), ("norm_offset", "<f4"),
+        ("strips_per_block", "<i4"), ("last_strips", "<i4"), ("stages", "<i4"), ("window", "<i4"),
+        ("epilogue", "<i4"), ("num_square_sums", "<i4"), ("norm_eps", "<f4"),
+        ("norm_offset", "<f4"), ("padding", "<i4"),
     ]
 )  # fmt: skip
 
@@ -121,14 +118,6 @@ class InputNorm:
     offset: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LinearWorkspace:
-    """partials f32 [n], counters u32 [m], at least as large as workspace_sizes says."""
-
-    partials: DeviceArray
-    counters: DeviceArray
-
-
 def reference(
     x: FloatArray, weight: FloatArray, *, residual: FloatArray | None = None, is_gated: bool = False
 ) -> FloatArray:
@@ -148,13 +137,12 @@ def plan_linear(layout: ImageLayout, limits: DeviceLimits) -> LinearPlan:
     return LinearPlan(layout, min(best, units))
 
 
-def workspace_sizes(plan: LinearPlan, max_tokens: int = MAX_TOKENS) -> tuple[int, int]:
-    """Elements of partials (f32) and counters (u32) that launches of up to max_tokens need."""
+def workspace_size(plan: LinearPlan, max_tokens: int = MAX_TOKENS) -> int:
+    """Elements (f32) of the workspace that launches of up to max_tokens columns need."""
     layout = plan.layout
     slots = plan.thread_blocks + layout.row_blocks
     tiles = -(-max_tokens // COLUMN_TILE)
-    block_rows = STRIPS_PER_BLOCK * STRIP_ROWS
-    return slots * block_rows * tiles * COLUMN_TILE, layout.row_blocks * STRIPS_PER_BLOCK
+    return slots * layout.strips_per_block * STRIP_ROWS * tiles * COLUMN_TILE
 
 
 def shape_ring(
@@ -170,15 +158,15 @@ def shape_ring(
     The window grows to what a block's stretch needs as long as four stages remain.
     """
     layout = plan.layout
-    stage_bytes = layout.format.unit_bytes(STRIPS_PER_BLOCK)
-    step = max(64, layout.format.unit_columns)
+    stage_bytes = layout.format.unit_bytes()
+    step = max(64, layout.unit_columns)
     pad = 8 if layout.format is WeightFormat.NVFP4 else 32
     resident = resident_blocks or _resident_blocks(limits)
     share = limits.shared_bytes_per_multiprocessor // resident
-    budget = min(limits.shared_bytes_per_block, share - _BLOCK_RESERVE_BYTES) - _BARRIER_BYTES
-    needed = _round_up(
-        min(layout.padded_shape[1], plan.max_units * layout.format.unit_columns), step
-    )
+    tiles = -(-tokens // COLUMN_TILE)
+    fixed_bytes = _BARRIER_BYTES + (PARTS_PER_UNIT - layout.strips_per_block) * tiles * 1024
+    budget = min(limits.shared_bytes_per_block, share - _BLOCK_RESERVE_BYTES) - fixed_bytes
+    needed = _round_up(min(layout.padded_shape[1], plan.max_units * layout.unit_columns), step)
     least_stages = min(_LEAST_STAGES, max_stages, budget // stage_bytes - 1)
     least_ring = least_stages * stage_bytes
     fitting = ((budget - least_ring) // (2 * tokens) - pad) // step * step
@@ -187,7 +175,7 @@ def shape_ring(
         fail(_OP, f"{tokens} columns do not fit the shared memory of {limits.name}")
     window_bytes = tokens * (window + pad) * 2
     stages = min(max_stages, (budget - window_bytes) // stage_bytes)
-    return RingShape(stages, window, stages * stage_bytes + _BARRIER_BYTES + window_bytes)
+    return RingShape(stages, window, stages * stage_bytes + fixed_bytes + window_bytes)
 
 
 def launch(
@@ -196,7 +184,7 @@ def launch(
     x: DeviceArray,
     y: DeviceArray,
     *,
-    workspace: LinearWorkspace,
+    workspace: DeviceArray,
     stream: int,
     epilogue: Epilogue = Epilogue.STORE_BF16,
     residual: DeviceArray | None = None,
@@ -238,6 +226,9 @@ def launch(
     entry = f"linear_small_t_{layout.format.value}_{tiles * COLUMN_TILE}"
     function = kernels.function("linear_small_t", entry)
     function.reserve_shared(kernels.limits.shared_bytes_per_block)
+    resident = function.resident_blocks(THREADS, shape.shared_bytes)
+    if weight.plan.thread_blocks > resident * kernels.limits.num_multiprocessors:
+        fail(_OP, f"{weight.plan.thread_blocks} thread blocks are not resident at once")
     function.launch(
         (weight.plan.thread_blocks, 1, 1),
         (THREADS, 1, 1),
@@ -268,6 +259,7 @@ def _set_weight(params: NDArray[np.void], weight: PackedLinear) -> None:
     params["weights"] = image.address
     params["rows"], params["columns"] = layout.rows, layout.columns
     params["units_per_block"], params["row_blocks"] = layout.units_per_block, layout.row_blocks
+    params["strips_per_block"] = layout.strips_per_block
     params["last_strips"] = layout.last_strips
 
 
@@ -302,14 +294,13 @@ def _set_residual(
 
 
 def _set_workspace(
-    params: NDArray[np.void], plan: LinearPlan, tokens: int, workspace: LinearWorkspace
+    params: NDArray[np.void], plan: LinearPlan, tokens: int, workspace: DeviceArray
 ) -> None:
-    partials = view_of(_OP, "partials", workspace.partials, "float32", 1)
-    counters = view_of(_OP, "counters", workspace.counters, "uint32", 1)
-    sizes = workspace_sizes(plan, tokens)
-    if partials.shape[0] < sizes[0] or counters.shape[0] < sizes[1]:
-        fail(_OP, f"workspace {partials.shape[0]}, {counters.shape[0]} is smaller than {sizes}")
-    params["partials"], params["counters"] = partials.address, counters.address
+    partials = view_of(_OP, "workspace", workspace, "float32", 1)
+    size = workspace_size(plan, tokens)
+    if partials.shape[0] < size or partials.address % 16:
+        fail(_OP, f"workspace holds {partials.shape[0]} elements, expected {size}, aligned to 16")
+    params["partials"] = partials.address
 
 
 def _set_norm(params: NDArray[np.void], layout: ImageLayout, tokens: int, norm: InputNorm) -> None:

@@ -25,47 +25,52 @@ def product(
     padded = np.zeros((x.shape[0], layout.padded_shape[1]), np.float64)
     padded[:, : x.shape[1]] = x
     y = np.zeros((x.shape[0], layout.padded_shape[0]))
-    columns = layout.format.unit_columns
+    columns = layout.format.part_columns
     offset = 0
     for block in range(layout.row_blocks):
-        strips = layout.last_strips if block == layout.row_blocks - 1 else 8
-        size = layout.format.unit_bytes(strips)
+        is_last = block == layout.row_blocks - 1
+        strips = layout.last_strips if is_last else layout.strips_per_block
+        size = layout.format.unit_bytes(strips * layout.slices)
         for unit in range(layout.units_per_block):
-            stage, part = image[offset : offset + size], padded[:, unit * columns :][:, :columns]
+            stage = image[offset : offset + size]
             offset += size
-            for warp in range(strips):
-                row = (block * 8 + warp) * 32
-                y[:, row : row + 32] += _strip(layout.format, stage, strips, warp, part)
+            for part in range(strips * layout.slices):
+                start = unit * layout.unit_columns + part // strips * columns
+                row = (block * layout.strips_per_block + part % strips) * 32
+                x_part = padded[:, start : start + columns]
+                y[:, row : row + 32] += _part(
+                    layout.format, stage, strips * layout.slices, part, x_part
+                )
     return y
 
 
-def _strip(
-    fmt: WeightFormat, stage: NDArray[np.uint8], strips: int, warp: int, x: NDArray[np.float64]
+def _part(
+    fmt: WeightFormat, stage: NDArray[np.uint8], parts: int, part: int, x: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    vectors = stage[warp * 2048 : (warp + 1) * 2048].view(np.uint32).reshape(2, 2, 32, 4)
-    slab = stage[strips * 2048 :]
+    vectors = stage[part * 2048 : (part + 1) * 2048].view(np.uint32).reshape(2, 2, 32, 4)
+    slab = stage[parts * 2048 :]
     y = np.zeros((x.shape[0], 32))
     for half in range(2):
         for tile in range(2):
-            fragments, run = _fragments(fmt, vectors, slab, warp, half, tile)
+            fragments, run = _fragments(fmt, vectors, slab, part, half, tile)
             base = half * 4 * run if fmt is not WeightFormat.BF16 else 0
             for m, a in fragments:
                 y[:, tile * 16 : tile * 16 + 16] += _mma(a, x, base, run, m)
     if fmt is WeightFormat.FP8_BLOCK:
-        low, high = slab[warp * 8 : warp * 8 + 8].view(np.float32)
+        low, high = slab[part * 8 : part * 8 + 8].view(np.float32)
         y *= np.tile(np.repeat([low, high], 8), 2)
     return y
 
 
 def _fragments(
-    fmt: WeightFormat, vectors: Words, slab: NDArray[np.uint8], warp: int, half: int, tile: int
+    fmt: WeightFormat, vectors: Words, slab: NDArray[np.uint8], part: int, half: int, tile: int
 ) -> tuple[list[tuple[int, Words]], int]:
     """(product index inside the lane's run, A registers [32 lanes, 4]) and the run's length."""
     words = vectors[half, tile]
     if fmt is WeightFormat.BF16:
         return [(half, words)], 8
     if fmt is WeightFormat.NVFP4:
-        scales = slab[warp * 256 : (warp + 1) * 256].view(np.uint32).reshape(32, 2)[:, half]
+        scales = slab[part * 256 : (part + 1) * 256].view(np.uint32).reshape(32, 2)[:, half]
         pair = (_first(scales), _second(scales))[tile]
         scale = _times(_times(pair, 2.0**120), 2.0**118)
         low, high = _splat(scale & 0xFFFF), _splat(scale >> 16)

@@ -9,7 +9,7 @@
 
 // c += a * b in bf16 with f32 accumulation; a column of c depends on the same column of b only.
 __device__ __forceinline__ void mma_bf16_16x8x16(float (&c)[4], uint4 a, u32 b0, u32 b1) {
-  asm volatile(
+  asm(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])

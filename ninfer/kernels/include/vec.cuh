@@ -36,3 +36,31 @@ __device__ __forceinline__ void store_shared_16(u32 address, uint4 v) {
                "r"(v.z), "r"(v.w)
                : "memory");
 }
+
+// Asynchronous copy of 16 bytes into shared memory; zeros if not `is_real` (`from` stays valid).
+__device__ __forceinline__ void copy_shared_16(u32 address, const void* from, bool is_real) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from),
+               "r"(is_real ? 16 : 0)
+               : "memory");
+}
+
+// Waits for this thread's copy_shared_16 copies.
+__device__ __forceinline__ void copy_shared_wait() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+// Words that other blocks of the grid write or read meanwhile; each word arrives whole.
+__device__ __forceinline__ uint4 load_relaxed_16(const uint4* from) {
+  uint4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(from)
+               : "memory");
+  return v;
+}
+
+__device__ __forceinline__ void store_relaxed_16(uint4* to, uint4 v) {
+  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y),
+               "r"(v.z), "r"(v.w)
+               : "memory");
+}
