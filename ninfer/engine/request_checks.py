@@ -59,11 +59,7 @@ def _check_token_ids(request: GenerationRequest, vocab_size: int) -> None:
     lowest, highest = int(token_ids.min()), int(token_ids.max())
     if lowest < 0 or highest >= vocab_size:
         bad_id = lowest if lowest < 0 else highest
-        raise RequestError(
-            "invalid_prompt",
-            f"token id {bad_id} is outside the vocabulary (0 to {vocab_size - 1})",
-            "prompt",
-        )
+        raise RequestError("invalid_prompt", _outside(bad_id, vocab_size), "prompt")
 
 
 def _check_values(request: GenerationRequest, vocab_size: int) -> None:
@@ -71,13 +67,18 @@ def _check_values(request: GenerationRequest, vocab_size: int) -> None:
         raise RequestError(
             "invalid_value", f"max_tokens is {request.max_tokens}, at least 0", "max_tokens"
         )
-    for token_id, _ in request.sampling.logit_bias:
-        if not 0 <= token_id < vocab_size:
-            raise RequestError(
-                "invalid_value",
-                f"token id {token_id} is outside the vocabulary (0 to {vocab_size - 1})",
-                "logit_bias",
-            )
+    biased_ids = [token_id for token_id, _ in request.sampling.logit_bias]
+    for param, token_ids in (
+        ("logit_bias", biased_ids),
+        ("stop_token_ids", request.suppressed_ids),
+    ):
+        for token_id in token_ids:
+            if not 0 <= token_id < vocab_size:
+                raise RequestError("invalid_value", _outside(token_id, vocab_size), param)
+
+
+def _outside(token_id: int, vocab_size: int) -> str:
+    return f"token id {token_id} is outside the vocabulary (0 to {vocab_size - 1})"
 
 
 def _check_length(request: GenerationRequest, max_context: int) -> None:

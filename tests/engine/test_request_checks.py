@@ -21,6 +21,7 @@ def check(
     max_context: int = 100,
     num_pages: int = 2,
     sampling: SamplingParams | None = None,
+    suppressed_ids: tuple[int, ...] = (),
 ) -> OutputBudget:
     return check_request(
         GenerationRequest(
@@ -29,6 +30,7 @@ def check(
             sampling or SamplingParams(),
             ScriptedSession(),
             max_tokens,
+            suppressed_ids=suppressed_ids,
         ),
         capacity=Capacity(1, max_context, num_pages, 3, 16),
         vocab_size=10,
@@ -77,3 +79,10 @@ def test_biased_id_outside_the_vocabulary(token_id: int) -> None:
     with pytest.raises(RequestError) as caught:
         check(1, 1, sampling=SamplingParams(logit_bias=((3, 1.0), (token_id, 1.0))))
     assert (caught.value.code, caught.value.param) == ("invalid_value", "logit_bias")
+
+
+@pytest.mark.parametrize("token_id", [-1, 10])
+def test_suppressed_id_outside_the_vocabulary(token_id: int) -> None:
+    with pytest.raises(RequestError) as caught:
+        check(1, 1, suppressed_ids=(3, token_id))
+    assert (caught.value.code, caught.value.param) == ("invalid_value", "stop_token_ids")
