@@ -140,6 +140,12 @@ class EngineOptions:
         256, "most prompt tokens computed between two decode steps",
         parse=parse_int(1, 1_048_576), metavar="TOKENS",
     )  # fmt: skip
+    cpu_threads: int | None = option(
+        None,
+        "threads of a matrix product in the CPU executor; default all processors but one",
+        parse=parse_int(1, 4096),
+        metavar="N",
+    )
     queue_timeout: float = option(
         120.0, "longest wait for a lane, in seconds", parse=parse_float(0.0, 86_400.0), metavar="S"
     )

@@ -16,7 +16,7 @@ from ninfer.contract.errors import InvariantError, OptionError
 from ninfer.contract.model import ModelConfig, ModelObject, ModelSource
 from ninfer.contract.units import Capacity, Executor, MemoryPlan
 from ninfer.options import EngineOptions, flag_of
-from ninfer.program import host_memory, memory_costs
+from ninfer.program import host_cpus, host_memory, memory_costs
 from ninfer.program.planner import plan_memory
 from ninfer.program.program import ModelProgram
 
@@ -35,7 +35,7 @@ def load_program(
         undo.callback(weights.clear)
         try:
             _read_weights(source, weights, progress)
-            executor = _cpu_executor(source.config, weights, plan.capacity)
+            executor = _cpu_executor(source.config, weights, plan.capacity, options)
         except MemoryError as error:
             raise OptionError(
                 flag_of("memory_budget"),
@@ -93,8 +93,12 @@ def _check_object(expected: ModelObject | None, item: ModelObject, array: Float3
 
 
 def _cpu_executor(
-    config: ModelConfig, weights: Mapping[str, Float32Array], capacity: Capacity
+    config: ModelConfig,
+    weights: Mapping[str, Float32Array],
+    capacity: Capacity,
+    options: EngineOptions,
 ) -> Executor:
     from ninfer.program.executors.cpu import CpuExecutor
 
-    return CpuExecutor(config, weights, capacity)
+    num_threads = options.cpu_threads or host_cpus.default_threads(host_cpus.usable_cpus())
+    return CpuExecutor(config, weights, capacity, num_threads=num_threads)

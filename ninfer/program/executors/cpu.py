@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from ninfer.contract.arrays import Float32Array, FloatArray
 from ninfer.contract.errors import DeviceError
@@ -36,16 +37,23 @@ class CpuExecutor:
 
     `weights` are keyed by ModelObject.name, float32, and are not copied; lm_head is missing when
     tied. A decode row's token and state are the same bits whatever else is in the batch.
+    `num_threads` holds for the whole process until close; None leaves the library's own.
     """
 
     def __init__(
-        self, config: ModelConfig, weights: Mapping[str, Float32Array], capacity: Capacity
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Float32Array],
+        capacity: Capacity,
+        *,
+        num_threads: int | None = None,
     ) -> None:
         self._memory = cpu_memory.allocate(config, capacity)
         self._model = CpuModel(config, weights, self._memory)
         self._frequencies = rotary.frequencies(config.attention.rope)
         self._has_states = config.num_gdn_layers > 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ninfer-cpu")
+        self._products = threadpool_limits(num_threads, user_api="blas")
         self._is_closed = False
 
     @property
@@ -69,6 +77,7 @@ class CpuExecutor:
     def close(self) -> None:
         self._is_closed = True
         self._thread.shutdown(wait=True)
+        self._products.restore_original_limits()
 
     async def _submit(
         self, what: str, work: Callable[[Argument], Result], argument: Argument
