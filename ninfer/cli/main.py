@@ -5,6 +5,7 @@ Commands are imported when they are chosen, so that `--help` stays quick and cha
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import traceback
@@ -20,10 +21,11 @@ from ninfer.options import environment_name_of
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     arguments = sys.argv[1:] if argv is None else argv
+    _prepare_streams()
+    _prepare_logging(os.environ)
     console = Console.of_process(sys.stdin, sys.stdout, sys.stderr, os.environ)
     invocation: Invocation | None = None
     try:
-        _tolerate_undecodable_text()
         invocation = parse_invocation(arguments, os.environ)
         code = _dispatch(invocation, console)
         sys.stdout.flush()
@@ -38,6 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if _wants_traceback(invocation, os.environ):
             traceback.print_exception(error, file=console.err)
         console.error(_line_of(error))
+        if isinstance(error, OSError):
+            # stdout itself may be what failed (a full disk); its flush at exit would fail again.
+            silence_stdout()
         return exit_code_of(error)
 
 
@@ -71,11 +76,25 @@ def _dispatch(invocation: Invocation, console: Console) -> int:
             raise InvariantError(f"command {name} has no implementation")
 
 
-def _tolerate_undecodable_text() -> None:
-    """Broken bytes on stdin and unprintable characters on stdout become replacements."""
-    for stream in (sys.stdin, sys.stdout, sys.stderr):
+def _prepare_streams() -> None:
+    """Closed streams lead nowhere; broken bytes on stdin and unprintable characters on stdout
+    become replacements."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            mode = "r" if name == "stdin" else "w"
+            nothing = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115 - lives as long as sys
+            setattr(sys, name, nothing)
+        stream = getattr(sys, name)
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+
+
+def _prepare_logging(environ: Mapping[str, str]) -> None:
+    """Outside of `serve`, what users must know is an error line; the log is for debugging."""
+    if environ.get(environment_name_of("log_level")) == "debug":
+        logging.basicConfig(stream=sys.stderr, level=logging.DEBUG)
+    else:
+        logging.getLogger("ninfer").addHandler(logging.NullHandler())
 
 
 def _wants_traceback(invocation: Invocation | None, environ: Mapping[str, str]) -> bool:

@@ -66,7 +66,9 @@ class ReplCommands:
             "/reset": _Command("", "forget the conversation, keep the settings", self._reset),
             "/system": _Command("[TEXT]", "set the system prompt; - removes it", self._system),
             "/set": _Command(
-                "[NAME VALUE]", "set a sampling value (default = the model's); list", self._set
+                "[NAME VALUE]",
+                "set a sampling value, default unsets it; alone, list them",
+                self._set,
             ),
             "/think": _Command("[on|off|default]", "think before answering", self._think),
             "/stats": _Command("", "tokens and speed so far", self._stats),

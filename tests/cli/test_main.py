@@ -94,6 +94,40 @@ def test_interrupting_a_waiting_pipe_ends_with_130() -> None:
         assert process.stderr.read() == b""
 
 
+def test_an_interrupt_during_a_piped_answer_ends_with_130() -> None:
+    process = subprocess.Popen(
+        argv_of("run", "--prompt", "Tell me a story.", "--repetition-penalty", "10"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=clean_environ(),
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(4)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+        assert process.stderr.read() == b""
+
+
+@pytest.mark.parametrize("redirection", ["<&-", ">&-"])
+def test_closed_streams_are_empty_ones(redirection: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {redirection}', "sh", *argv_of("--max-tokens", "4")],
+        input=b"Hello!\n", capture_output=True, env=clean_environ(), timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_a_full_disk_is_one_line() -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            argv_of("info"), stdout=full, stderr=subprocess.PIPE, env=clean_environ(), timeout=60
+        )
+    assert done.returncode == 70
+    assert "No space left" in error_line(done.stderr.decode())
+
+
 def test_run_streams_the_answer_to_stdout_and_the_rest_to_stderr() -> None:
     done = ninfer("run", "--prompt", QUESTION, "--think", "--temperature", "0")
     assert done.returncode == 0
