@@ -127,13 +127,9 @@ class Worker:
             else:
                 await self.inbox.wait()
 
-    # Boundary
-
     def _pass_boundary(self) -> None:
         now = self._clock()
-        newcomers = self.inbox.take_submitted()
-        for record in newcomers:
-            self._take_in(record)
+        newcomers = self._take_in()
         self._evict()
         for record in self.inbox.take_cancelled():
             if record.ticket in self._records:
@@ -144,8 +140,15 @@ class Worker:
             self._arm_queue_timeout(record)
         self._expiries.prune(len(self._records), self._records.__contains__)
 
-    def _take_in(self, record: RequestRecord) -> None:
-        self._records[record.ticket] = record
+    def _take_in(self) -> list[RequestRecord]:
+        newcomers = self.inbox.take_submitted()
+        # All are known before any is queued, so that none is lost should queueing fail.
+        self._records.update((record.ticket, record) for record in newcomers)
+        for record in newcomers:
+            self._enqueue(record)
+        return newcomers
+
+    def _enqueue(self, record: RequestRecord) -> None:
         self._scheduler.enqueue(
             record.ticket,
             num_prompt_tokens=record.request.prompt.num_tokens,
@@ -208,8 +211,6 @@ class Worker:
             self._metrics.retry_after_s(self._program.capacity.max_concurrency),
         )
 
-    # Units
-
     def _launch_next(self) -> _Unit | None:
         for plan in self._scheduler.candidates():
             unit = self._try_launch(plan)
@@ -245,8 +246,6 @@ class Worker:
             return None
         batch = self._program.launch_decode([record.resident for record in records])
         return _Unit(batch, records, True)
-
-    # Settlement
 
     def _settle(self, unit: _Unit) -> None:
         now = self._last_unit_s = self._clock()
@@ -309,8 +308,6 @@ class Worker:
             record.move(Phase.DECODE_READY)
         if preview.deltas:
             self._outbox.add(record, Progress(preview.deltas, record.usage()))
-
-    # Endings
 
     def _cut_off(self, record: RequestRecord, error: NInferError | None) -> None:
         """End from outside: as cancelled, or with `error`. Text held back is shown first."""
