@@ -9,13 +9,10 @@ from collections.abc import Mapping
 
 
 def clean_environ(**extra: str) -> dict[str, str]:
-    """This environment without settings of the program, plus `extra`.
-
-    One BLAS thread: on a busy machine each product of several threads waits for the slowest.
-    """
+    """This environment without settings of the program, plus `extra`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("NINFER_")}
     kept.pop("NO_COLOR", None)
-    return {**kept, "OPENBLAS_NUM_THREADS": "1", **extra}
+    return {**kept, **extra}
 
 
 def argv_of(*arguments: str) -> list[str]:
