@@ -1,0 +1,46 @@
+"""Named tolerances: how far a float32 result may lie from its float64 oracle or from a golden.
+
+An Op's contract names the one that applies to it. `|got - want| <= absolute + relative * |want|`,
+where |want| is taken elementwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    absolute: float
+    relative: float
+
+
+EXACT: Final = Tolerance(0.0, 0.0)
+FLOAT32_POINTWISE: Final = Tolerance(1e-6, 2e-6)
+"""A handful of roundings and one exp or tanh."""
+FLOAT32_REDUCTION: Final = Tolerance(5e-6, 1e-5)
+"""Sums of some hundred terms of magnitude 1."""
+FLOAT32_RECURRENCE: Final = Tolerance(2e-5, 5e-5)
+"""Sums that feed later sums, over some hundred steps."""
+FLOAT64_ALGORITHM: Final = Tolerance(1e-10, 1e-10)
+"""Two forms of one formula, both in float64."""
+BF16_POINTWISE: Final = Tolerance(1e-6, 4e-3)
+"""A float32 value rounded to bf16 once: half a unit in the last of 8 bits is 2^-8."""
+BF16_REDUCTION: Final = Tolerance(1e-6, 5e-3)
+"""The same behind a float32 sum."""
+GOLDEN: Final = Tolerance(1e-3, 0.0)
+"""A whole float32 model against another float32 implementation."""
+
+
+def assert_close(got: NDArray[Any], want: NDArray[Any], tolerance: Tolerance) -> None:
+    """Shapes agree, every element is finite and within the tolerance."""
+    assert got.shape == want.shape, f"shape {got.shape}, expected {want.shape}"
+    got64, want64 = got.astype(np.float64), want.astype(np.float64)
+    assert np.isfinite(got64).all(), "a result is not finite"
+    excess = np.abs(got64 - want64) - tolerance.absolute - tolerance.relative * np.abs(want64)
+    worst = np.unravel_index(int(excess.argmax()), excess.shape)
+    assert excess[worst] <= 0.0, f"{got64[worst]} at {worst}, expected {want64[worst]}"
