@@ -64,13 +64,13 @@ async def _serve(
 
     return await serve(
         gateway,
-        _loader(load_blocking, engine_options),
+        background_loader(load_blocking, engine_options),
         on_listening=lambda url: console.report(f"loading {name}; {url} answers /health"),
         on_ready=lambda url: console.write(f"serving {name} at {url}\n"),
     )
 
 
-def _loader(
+def background_loader(
     load_blocking: Callable[[LoadProgress], LoadedModel], engine_options: EngineOptions
 ) -> Callable[[], Awaitable[ServedModel]]:
     """Load in a thread; a cancelled load ends at its next object and leaves nothing behind."""

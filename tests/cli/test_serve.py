@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
+import threading
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from ninfer.cli.loading import LoadedModel, LoadProgress, embedded_model_path, load_model
+from ninfer.cli.serve import background_loader
+from ninfer.contract.errors import InvariantError
+from ninfer.contract.program import SequenceSpec
+from ninfer.contract.sampling import SamplingParams
+from ninfer.convert.source import open_model
+from ninfer.options import EngineOptions, SamplingOptions
 from tests.helpers.command import argv_of, clean_environ, ninfer
 
 
@@ -70,3 +79,50 @@ def test_a_taken_port_is_one_line_and_code_2(server: subprocess.Popen[str]) -> N
     done = ninfer("serve", "--port", port)
     assert done.returncode == 2
     assert f"127.0.0.1:{port}" in done.stderr.splitlines()[-1]
+
+
+async def test_a_cancelled_load_ends_at_its_next_object() -> None:
+    has_begun, may_go_on = threading.Event(), threading.Event()
+    steps: list[int] = []
+
+    def load_blocking(progress: LoadProgress) -> LoadedModel:
+        for step in range(100):
+            steps.append(step)
+            has_begun.set()
+            may_go_on.wait(10)
+            progress("weights", step, 100)
+        raise AssertionError("the load was not stopped")
+
+    task = asyncio.ensure_future(background_loader(load_blocking, EngineOptions())())
+    await asyncio.to_thread(has_begun.wait, 10)
+    task.cancel()
+    await asyncio.sleep(0)
+    may_go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert steps == [0]
+
+
+async def test_a_load_that_ends_as_it_is_cancelled_closes_its_program() -> None:
+    options = EngineOptions(max_concurrency=1)
+    is_loaded, may_return = threading.Event(), threading.Event()
+    loaded: list[LoadedModel] = []
+
+    def load_blocking(progress: LoadProgress) -> LoadedModel:
+        source = open_model(embedded_model_path())
+        loaded.append(load_model(source, options, SamplingOptions(), progress))
+        is_loaded.set()
+        may_return.wait(10)
+        return loaded[0]
+
+    task = asyncio.ensure_future(background_loader(load_blocking, options)())
+    await asyncio.to_thread(is_loaded.wait, 30)
+    task.cancel()
+    await asyncio.sleep(0)
+    may_return.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    prompt = loaded[0].frontend.prepare_ids((1, 2))
+    spec = SequenceSpec("late", prompt, SamplingParams())
+    with pytest.raises(InvariantError):
+        loaded[0].program.open_sequence(spec)
