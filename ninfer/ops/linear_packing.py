@@ -197,6 +197,16 @@ def unpack_fp8(image: ByteArray, layout: ImageLayout) -> ByteArray:
     return np.ascontiguousarray(rows[: layout.rows, : layout.columns])
 
 
+def unpack_fp8_scales(image: ByteArray, layout: ImageLayout) -> Float32Array:
+    """The scale of every element [N, K] of an fp8_block image."""
+    _, slab = _disassemble(layout, image)
+    # strip, part, r; rows of a strip: tile, r, g
+    pairs = slab.view(np.float32).reshape(layout.strips, 1, layout.parts, 2).transpose(0, 1, 3, 2)
+    rows = np.repeat(np.repeat(pairs, 2, axis=1), 8, axis=2).reshape(-1, layout.parts)
+    by_column = np.repeat(rows, layout.format.part_columns, axis=1)
+    return np.ascontiguousarray(by_column[: layout.rows, : layout.columns])
+
+
 def pack_nvfp4(codes: ByteArray, scales: ByteArray, layout: ImageLayout) -> ByteArray:
     """e2m1 bytes [N, K / 2] (even column in the low nibble), e4m3 scales [N, K / 16] -> image."""
     _check(layout, (codes.shape[0], codes.shape[1] * 2), WeightFormat.NVFP4)
