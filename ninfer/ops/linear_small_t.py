@@ -167,13 +167,16 @@ def shape_ring(
     fixed_bytes = _BARRIER_BYTES + (PARTS_PER_UNIT - layout.strips_per_block) * tiles * 1024
     budget = min(limits.shared_bytes_per_block, share - _BLOCK_RESERVE_BYTES) - fixed_bytes
     needed = _round_up(min(layout.padded_shape[1], plan.max_units * layout.unit_columns), step)
-    least_stages = min(_LEAST_STAGES, max_stages, budget // stage_bytes - 1)
-    least_ring = least_stages * stage_bytes
-    fitting = ((budget - least_ring) // (2 * tokens) - pad) // step * step
-    window = min(needed, fitting)
-    if window < step:
+    pitch_bytes = 2 * tokens
+    window = 0
+    for least_stages in range(min(_LEAST_STAGES, max_stages), 1, -1):
+        free_bytes = budget - least_stages * stage_bytes
+        window = min(needed, (free_bytes // pitch_bytes - pad) // step * step)
+        if window >= step:
+            break
+    else:
         fail(_OP, f"{tokens} columns do not fit the shared memory of {limits.name}")
-    window_bytes = tokens * (window + pad) * 2
+    window_bytes = (window + pad) * pitch_bytes
     stages = min(max_stages, (budget - window_bytes) // stage_bytes)
     return RingShape(stages, window, stages * stage_bytes + fixed_bytes + window_bytes)
 
