@@ -113,6 +113,18 @@ class EngineOptions:
         "where the model runs; auto takes a usable NVIDIA GPU, else the CPU",
         choices=("auto", "cpu", "cuda"),
     )
+    device: int = option(
+        0, "the GPU to run on, counted from 0", parse=parse_int(0, 1023), metavar="N"
+    )
+    weights: str = option(
+        "auto",
+        "how projections are stored on a GPU; auto takes the first of bf16, fp8 and nvfp4 that"
+        " fits",
+        choices=("auto", "bf16", "fp8", "nvfp4"),
+    )
+    kv_dtype: str = option(
+        "bf16", "how keys and values are stored on a GPU", choices=("bf16", "fp8", "int8")
+    )
     max_concurrency: int = option(
         8, "sequences that run at once (lanes)", parse=parse_int(1, 256), metavar="N"
     )
@@ -136,10 +148,12 @@ class EngineOptions:
         parse=parse_bytes,
         metavar="SIZE",
     )
-    prefill_chunk: int = option(
-        256, "most prompt tokens computed between two decode steps",
-        parse=parse_int(1, 1_048_576), metavar="TOKENS",
-    )  # fmt: skip
+    prefill_chunk: int | None = option(
+        None,
+        "most prompt tokens computed between two decode steps; default 256, on a GPU 2048",
+        parse=parse_int(1, 1_048_576),
+        metavar="TOKENS",
+    )
     cpu_threads: int | None = option(
         None,
         "threads of a matrix product in the CPU executor; default all processors but one",

@@ -1,17 +1,21 @@
-"""What a model costs in bytes on the CPU executor, where every number is float32.
+"""What a model costs in bytes: MemoryCosts, which a plan is solved by, and CpuCosts.
 
 page       K and V of 64 tokens in every attention layer
 slot       convolution window and recurrent state of every GDN layer
-workspace  the largest set of intermediate arrays that live at one time (an estimate)
+workspace  the largest set of intermediate arrays that live at one time (on the CPU an estimate)
+
+On the CPU executor every number is float32.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
-from typing import Final
+from typing import Final, Protocol
 
 from ninfer.contract.model import GdnConfig, ModelConfig, ModelObject
-from ninfer.contract.units import PAGE_TOKENS
+from ninfer.contract.units import PAGE_TOKENS, Capacity
 from ninfer.ops.gdn_chunked import CHUNK_TOKENS
 from ninfer.ops.paged_attention import KEY_BLOCK_TOKENS
 from ninfer.program.executors.cpu import PASS_TOKENS
@@ -19,6 +23,64 @@ from ninfer.program.executors.cpu import PASS_TOKENS
 _FLOAT32_BYTES: Final = 4
 _SAMPLER_BYTES: Final = 40
 """A vocabulary entry while one row is sampled: float64 weights, sums and noise, an order."""
+
+
+class MemoryCosts(Protocol):
+    """Bytes of one model on one executor."""
+
+    @property
+    def default_prefill_chunk(self) -> int: ...
+
+    @property
+    def default_budget(self) -> str:
+        """What `default_budget_bytes` is, in words: `half of what is free`."""
+
+    def default_budget_bytes(self, available_bytes: int) -> int: ...
+
+    def page_bytes(self) -> int:
+        """0 for a model without attention layers."""
+
+    def slot_bytes(self) -> int:
+        """0 for a model without GDN layers."""
+
+    def workspace_bytes(self, capacity: Capacity) -> Mapping[str, int]:
+        """By what it is for. Grows with every number of the capacity; pages do not matter."""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuCosts:
+    """MemoryCosts of the CPU executor."""
+
+    config: ModelConfig
+
+    @property
+    def default_prefill_chunk(self) -> int:
+        return 256
+
+    @property
+    def default_budget(self) -> str:
+        return "half of what is free"
+
+    def default_budget_bytes(self, available_bytes: int) -> int:
+        return available_bytes // 2
+
+    def page_bytes(self) -> int:
+        return page_bytes(self.config)
+
+    def slot_bytes(self) -> int:
+        return slot_bytes(self.config)
+
+    def workspace_bytes(self, capacity: Capacity) -> Mapping[str, int]:
+        lanes, chunk = capacity.max_concurrency, capacity.prefill_chunk
+        return {
+            "logits_bytes": logits_bytes(self.config, prefill_chunk=chunk, max_concurrency=lanes),
+            "activation_bytes": activation_bytes(
+                self.config,
+                prefill_chunk=chunk,
+                max_concurrency=lanes,
+                max_context=capacity.max_context,
+            ),
+        }
 
 
 def weights_bytes_of(objects: tuple[ModelObject, ...]) -> int:

@@ -15,22 +15,30 @@ from ninfer.contract.errors import OptionError
 from ninfer.contract.model import ModelConfig
 from ninfer.contract.units import PAGE_TOKENS, Capacity, MemoryPlan
 from ninfer.options import EngineOptions, flag_of
-from ninfer.program import memory_costs
+from ninfer.program.memory_costs import CpuCosts, MemoryCosts
 
 
 def plan_memory(
-    config: ModelConfig, options: EngineOptions, *, weights_bytes: int, available_bytes: int
+    config: ModelConfig,
+    options: EngineOptions,
+    *,
+    weights_bytes: int,
+    available_bytes: int,
+    costs: MemoryCosts | None = None,
 ) -> MemoryPlan:
-    """Solve the capacity within `options.memory_budget`, by default half of `available_bytes`.
+    """Solve the capacity within `options.memory_budget`, by default what `costs` makes of
+    `available_bytes`. `costs` are the CPU executor's unless given.
 
     Raises OptionError: `--memory-budget` when not even one page of context fits or when the plan
     is larger than `available_bytes`; `--max-context` when an explicit context does not fit or is
     longer than the model's own.
     """
+    if costs is None:
+        costs = CpuCosts(config)
     budget = options.memory_budget
     if budget is None:
-        budget = available_bytes // 2
-    planner = _Planner(config, options, weights_bytes, budget)
+        budget = costs.default_budget_bytes(available_bytes)
+    planner = _Planner(config, options, costs, weights_bytes, budget)
     plan = planner.solve(available_bytes)
     if plan.total_bytes > available_bytes:
         raise OptionError(
@@ -44,6 +52,7 @@ def plan_memory(
 class _Planner:
     config: ModelConfig
     options: EngineOptions
+    costs: MemoryCosts
     weights_bytes: int
     budget_bytes: int
 
@@ -62,7 +71,7 @@ class _Planner:
         plan = self._plan(max_context, 1)
         if plan.total_bytes <= self.budget_bytes:
             return
-        source = "" if self.options.memory_budget is not None else ", half of what is free"
+        source = "" if self.options.memory_budget is not None else f", {self.costs.default_budget}"
         raise OptionError(
             flag_of("memory_budget"),
             f"the least that runs needs {plan.total_bytes:,} bytes (weights {plan.weights_bytes:,},"
@@ -100,7 +109,7 @@ class _Planner:
     def _most_pages(self, max_context: int) -> int:
         """As many as the lanes can use and the budget holds."""
         most = self.options.max_concurrency * _pages_of(max_context)
-        page_bytes = memory_costs.page_bytes(self.config)
+        page_bytes = self.costs.page_bytes()
         if page_bytes == 0:
             return most
         rest = self.budget_bytes - self._plan(max_context, 0).total_bytes
@@ -112,38 +121,24 @@ class _Planner:
         return 2 * self.options.max_concurrency + 1
 
     def _plan(self, max_context: int, num_pages: int) -> MemoryPlan:
-        lanes = self.options.max_concurrency
-        prefill_chunk = min(self.options.prefill_chunk, max_context)
-        page_bytes = memory_costs.page_bytes(self.config)
-        slot_bytes = memory_costs.slot_bytes(self.config)
-        logits_bytes = memory_costs.logits_bytes(
-            self.config, prefill_chunk=prefill_chunk, max_concurrency=lanes
-        )
-        activation_bytes = memory_costs.activation_bytes(
-            self.config,
-            prefill_chunk=prefill_chunk,
-            max_concurrency=lanes,
+        chunk = self.options.prefill_chunk or self.costs.default_prefill_chunk
+        capacity = Capacity(
+            max_concurrency=self.options.max_concurrency,
             max_context=max_context,
+            num_pages=num_pages,
+            num_slots=self._num_slots,
+            prefill_chunk=min(chunk, max_context),
         )
+        page_bytes, slot_bytes = self.costs.page_bytes(), self.costs.slot_bytes()
+        workspace = self.costs.workspace_bytes(capacity)
         return MemoryPlan(
-            capacity=Capacity(
-                max_concurrency=lanes,
-                max_context=max_context,
-                num_pages=num_pages,
-                num_slots=self._num_slots,
-                prefill_chunk=prefill_chunk,
-            ),
+            capacity=capacity,
             weights_bytes=self.weights_bytes,
             kv_bytes=num_pages * page_bytes,
             state_bytes=self._num_slots * slot_bytes,
-            workspace_bytes=logits_bytes + activation_bytes,
+            workspace_bytes=sum(workspace.values()),
             budget_bytes=self.budget_bytes,
-            detail={
-                "page_bytes": page_bytes,
-                "slot_bytes": slot_bytes,
-                "logits_bytes": logits_bytes,
-                "activation_bytes": activation_bytes,
-            },
+            detail={"page_bytes": page_bytes, "slot_bytes": slot_bytes, **workspace},
         )
 
 

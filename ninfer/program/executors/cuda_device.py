@@ -1,0 +1,230 @@
+"""CudaDevice: CudaDriver over CuPy; the one module of the package that imports it.
+
+CuPy is imported when a device is opened. Memory is taken from the runtime, not from CuPy's pool:
+the executor allocates at start only, and gives everything back at the end.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from ninfer.contract.errors import DeviceError, InvariantError
+from ninfer.kernels.library import KernelLibrary
+from ninfer.program.executors.cuda_driver import Graph, HostArray
+from ninfer.program.executors.cuda_tensor import DeviceTensor
+
+_HOST_TO_DEVICE: Final = 1
+_DEVICE_TO_HOST: Final = 2
+_SUCCESS: Final = 0
+_NOT_READY: Final = 600
+_OUT_OF_MEMORY: Final = 2
+_R_16BF: Final = 14
+_COMPUTE_32F: Final = 68
+_DEFAULT_ALGORITHM: Final = -1
+_TRANSPOSE: Final = 1
+_NO_TRANSPOSE: Final = 0
+_LEAST_BYTES: Final = 1 << 10
+"""What an empty allocation takes, so that each has an address of its own."""
+
+
+def unusable_reason(index: int = 0) -> str | None:
+    """Why device `index` cannot be used, or None. Does not import CuPy without a driver library."""
+    if ctypes.util.find_library("cuda") is None and not _driver_loads():
+        return "there is no NVIDIA driver library"
+    try:
+        import cupy
+    except ImportError as error:
+        return f"CuPy cannot be imported ({error})"
+    try:
+        count = int(cupy.cuda.runtime.getDeviceCount())
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return f"no CUDA device answers ({error})"
+    if index >= count:
+        return f"there are {count} CUDA devices, no device {index}"
+    return None
+
+
+class CudaDevice:
+    """Implements CudaDriver for device `index`. Raises DeviceError."""
+
+    def __init__(self, index: int = 0, *, cubin_dir: Path | None = None) -> None:
+        reason = unusable_reason(index)
+        if reason is not None:
+            raise DeviceError(f"cuda device {index}: {reason}")
+        import cupy
+
+        self._cupy: Any = cupy
+        self._runtime: Any = cupy.cuda.runtime
+        self._index = index
+        self._blas: Any = None
+        self._blas_handle = 0
+        self._pinned: list[Any] = []
+        self._allocations: set[int] = set()
+        self._constants = np.array([0.0, 1.0], np.float32)
+        with self._checked("open"):
+            self._runtime.setDevice(index)
+            self._runtime.free(0)
+            self._stream = cupy.cuda.Stream(non_blocking=True)
+            self._event = cupy.cuda.Event(disable_timing=True)
+        self._kernels = KernelLibrary.open(cubin_dir=cubin_dir)
+
+    @property
+    def kernels(self) -> KernelLibrary:
+        return self._kernels
+
+    @property
+    def stream(self) -> int:
+        return int(self._stream.ptr)
+
+    @property
+    def cupy(self) -> Any:
+        """For benchmarks and tests on the same stream."""
+        return self._cupy
+
+    @property
+    def cupy_stream(self) -> Any:
+        return self._stream
+
+    def activate(self) -> None:
+        with self._checked("activate"):
+            self._runtime.setDevice(self._index)
+
+    def memory_info(self) -> tuple[int, int]:
+        with self._checked("memory info"):
+            free, total = self._runtime.memGetInfo()
+        return int(free), int(total)
+
+    def allocate(self, num_bytes: int) -> int:
+        try:
+            address = int(self._runtime.malloc(max(num_bytes, _LEAST_BYTES)))
+        except self._runtime.CUDARuntimeError as error:
+            if error.status == _OUT_OF_MEMORY:
+                raise MemoryError(f"{num_bytes:,} bytes on cuda device {self._index}") from error
+            raise DeviceError(f"cuda: allocate: {error}") from error
+        self._allocations.add(address)
+        return address
+
+    def release(self, address: int) -> None:
+        if address not in self._allocations:
+            raise InvariantError(f"device memory at {address:#x} is not allocated")
+        self._allocations.remove(address)
+        with self._checked("release"):
+            self._runtime.free(address)
+
+    def allocate_pinned(self, num_bytes: int) -> HostArray:
+        with self._checked("pinned memory"):
+            memory = self._cupy.cuda.alloc_pinned_memory(max(num_bytes, 1))
+        self._pinned.append(memory)
+        array = np.frombuffer(memory, np.uint8, count=num_bytes)
+        array[:] = 0
+        return array
+
+    def upload(self, target: int, source: HostArray) -> None:
+        _require_contiguous(source)
+        with self._checked("upload"):
+            self._runtime.memcpyAsync(
+                target, source.ctypes.data, source.nbytes, _HOST_TO_DEVICE, self.stream
+            )
+
+    def download(self, target: HostArray, source: int) -> None:
+        _require_contiguous(target)
+        with self._checked("download"):
+            self._runtime.memcpyAsync(
+                target.ctypes.data, source, target.nbytes, _DEVICE_TO_HOST, self.stream
+            )
+
+    def fill(self, target: int, byte: int, num_bytes: int) -> None:
+        with self._checked("fill"):
+            self._runtime.memsetAsync(target, byte, num_bytes, self.stream)
+
+    def multiply(
+        self, x: DeviceTensor, weight: DeviceTensor, y: DeviceTensor, *, adds: bool = False
+    ) -> None:
+        tokens, columns = x.shape
+        rows = weight.shape[0]
+        if weight.shape != (rows, columns) or y.shape != (tokens, rows):
+            raise InvariantError(f"a product of {x.shape} and {weight.shape} is not {y.shape}")
+        zero, one = self._constants.ctypes.data, self._constants.ctypes.data + 4
+        with self._checked("matrix product"), self._stream:
+            # Row-major y = x W^T is column-major y^T = W x^T.
+            self._blas_library().gemmEx(
+                self._blas_handle, _TRANSPOSE, _NO_TRANSPOSE, rows, tokens, columns,
+                one, weight.address, _R_16BF, weight.row_stride,
+                x.address, _R_16BF, x.row_stride,
+                one if adds else zero, y.address, _R_16BF, y.row_stride,
+                _COMPUTE_32F, _DEFAULT_ALGORITHM,
+            )  # fmt: skip
+
+    def capture(self, enqueue: Callable[[], None]) -> Graph:
+        with self._checked("graph capture"):
+            self._stream.begin_capture()
+            try:
+                enqueue()
+            finally:
+                graph = self._stream.end_capture()
+        return graph
+
+    def replay(self, graph: Graph) -> None:
+        with self._checked("graph launch"):
+            graph.launch(self._stream)
+
+    def mark(self) -> None:
+        with self._checked("event"):
+            self._event.record(self._stream)
+
+    def has_passed(self) -> bool:
+        status = int(self._runtime.eventQuery(self._event.ptr))
+        if status not in (_SUCCESS, _NOT_READY):
+            raise DeviceError(f"cuda: the device failed: {self._runtime.CUDARuntimeError(status)}")
+        return status == _SUCCESS
+
+    def synchronize(self) -> None:
+        with self._checked("synchronize"):
+            self._stream.synchronize()
+
+    def close(self) -> None:
+        """After a failure the runtime refuses to free; the process's end does it then."""
+        errors = (self._runtime.CUDARuntimeError,)
+        for address in tuple(self._allocations):
+            try:
+                self._runtime.free(address)
+            except errors:
+                break
+        self._allocations.clear()
+
+    def _blas_library(self) -> Any:
+        """The library and a handle of our own: CuPy's are one a thread."""
+        if self._blas is None:
+            from cupy_backends.cuda.libs import cublas
+
+            self._blas_handle = int(cublas.create())
+            self._blas = cublas
+        return self._blas
+
+    @contextmanager
+    def _checked(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            # What CuPy raises for the runtime, for cuBLAS and for captures has no nearer root.
+            raise DeviceError(f"cuda: {what} failed: {error}") from error
+
+
+def _driver_loads() -> bool:
+    """ldconfig may not list a driver that the loader still finds (containers)."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def _require_contiguous(array: HostArray) -> None:
+    if not array.flags.c_contiguous:
+        raise InvariantError(f"a host array {array.shape} for a copy is not contiguous")

@@ -1,0 +1,75 @@
+"""CudaDriver: what the CUDA executor asks of a device, apart from the kernels' own launches.
+
+One stream carries all work in order. Addresses and streams are integers, so that everything above
+the driver can be built, planned and tested without a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias
+
+from numpy.typing import NDArray
+
+from ninfer.kernels.library import KernelLibrary
+from ninfer.program.executors.cuda_tensor import DeviceTensor
+
+Graph: TypeAlias = Any
+"""A captured graph, opaque to all but the driver that made it."""
+HostArray: TypeAlias = NDArray[Any]
+
+
+class CudaDriver(Protocol):
+    """Every method raises DeviceError when the device or its driver fails."""
+
+    @property
+    def kernels(self) -> KernelLibrary: ...
+
+    @property
+    def stream(self) -> int: ...
+
+    def activate(self) -> None:
+        """Make the device current in the calling thread; before any other call of a thread."""
+
+    def memory_info(self) -> tuple[int, int]:
+        """(free, total) bytes of the device now."""
+
+    def allocate(self, num_bytes: int) -> int:
+        """Address of new memory, aligned to 256 bytes. MemoryError when there is not enough."""
+
+    def release(self, address: int) -> None: ...
+
+    def allocate_pinned(self, num_bytes: int) -> HostArray:
+        """[num_bytes] uint8, zeroed, page-locked; lives as long as the driver."""
+
+    def upload(self, target: int, source: HostArray) -> None:
+        """Queue a copy of a contiguous host array; it must not change before it was copied."""
+
+    def download(self, target: HostArray, source: int) -> None:
+        """Queue a copy into a contiguous host array."""
+
+    def fill(self, target: int, byte: int, num_bytes: int) -> None:
+        """Queue setting every byte."""
+
+    def multiply(
+        self, x: DeviceTensor, weight: DeviceTensor, y: DeviceTensor, *, adds: bool = False
+    ) -> None:
+        """Queue y[T, N] = x[T, K] @ weight[N, K].T, or y += with `adds`; bf16, sums in f32."""
+
+    def capture(self, enqueue: Callable[[], None]) -> Graph:
+        """What `enqueue` queues, as a graph; nothing runs yet. Not for `multiply`."""
+
+    def replay(self, graph: Graph) -> None:
+        """Queue a captured graph."""
+
+    def mark(self) -> None:
+        """Queue the mark that `has_passed` asks for; there is one."""
+
+    def has_passed(self) -> bool:
+        """Whether everything queued before the last mark has run."""
+
+    def synchronize(self) -> None:
+        """Block until everything queued has run."""
+
+    def close(self) -> None:
+        """Release what the driver owns; idempotent, never raises."""

@@ -1,0 +1,87 @@
+"""CudaMemory: KV pages and StateImages on the device, and their sizes in bytes.
+
+    KV of a layer   bf16  [pages][2: K, V][Hk][64][D]
+                    fp8   e4m3 codes in that shape, then f32 scales [pages][2][Hk][64]
+                    int8  codes in that shape, then f16 scales [pages][2][Hk][64][D / 64]
+    StateImages     conv bf16 [slots][L][conv_dim][W - 1], oldest input first
+                    recurrent f32 [slots][L][Hv][dv][dk]
+
+K is stored normed and rotated. Slot ROOT_SLOT is zeroed and never written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from ninfer.contract.model import ModelConfig
+from ninfer.contract.units import PAGE_TOKENS, Capacity
+from ninfer.program.executors.cuda_tensor import Arena, DeviceTensor
+
+INT8_GROUP: Final = 64
+"""Values of a head that share a scale in int8 pages."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayer:
+    """Pages of one attention layer; `scales` is None for bf16."""
+
+    pages: DeviceTensor
+    scales: DeviceTensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class CudaMemory:
+    """What outlives a unit; conv and recurrent are None without GDN layers."""
+
+    kv: tuple[KvLayer, ...]
+    conv: DeviceTensor | None
+    recurrent: DeviceTensor | None
+
+
+def carve_memory(
+    arena: Arena, config: ModelConfig, capacity: Capacity, kv_dtype: str
+) -> CudaMemory:
+    """`kv_dtype` is bf16, fp8 or int8."""
+    kv = tuple(
+        _kv_layer(arena, config, capacity.num_pages, kv_dtype)
+        for _ in range(config.num_attention_layers)
+    )
+    gdn = config.gdn
+    if gdn is None:
+        return CudaMemory(kv, None, None)
+    slots = (capacity.num_slots, config.num_gdn_layers)
+    return CudaMemory(
+        kv,
+        arena.take((*slots, gdn.conv_dim, gdn.conv_width - 1), "uint16"),
+        arena.take((*slots, gdn.num_value_heads, gdn.value_head_dim, gdn.key_head_dim), "float32"),
+    )
+
+
+def page_bytes(config: ModelConfig, kv_dtype: str) -> int:
+    """One page in every attention layer."""
+    layer = _kv_layer(Arena(), config, 1, kv_dtype)
+    size = layer.pages.num_bytes + (0 if layer.scales is None else layer.scales.num_bytes)
+    return size * config.num_attention_layers
+
+
+def slot_bytes(config: ModelConfig) -> int:
+    """One StateImage; 0 for a model without GDN layers."""
+    gdn = config.gdn
+    if gdn is None:
+        return 0
+    window = gdn.conv_dim * (gdn.conv_width - 1) * 2
+    recurrent = gdn.num_value_heads * gdn.key_head_dim * gdn.value_head_dim * 4
+    return config.num_gdn_layers * (window + recurrent)
+
+
+def _kv_layer(arena: Arena, config: ModelConfig, num_pages: int, kv_dtype: str) -> KvLayer:
+    att = config.attention
+    heads = (num_pages, 2, att.num_kv_heads, PAGE_TOKENS)
+    shape = (*heads, att.head_dim)
+    if kv_dtype == "bf16":
+        return KvLayer(arena.take(shape, "uint16"), None)
+    if kv_dtype == "fp8":
+        return KvLayer(arena.take(shape, "uint8"), arena.take(heads, "float32"))
+    groups = (*heads, att.head_dim // INT8_GROUP)
+    return KvLayer(arena.take(shape, "int8"), arena.take(groups, "float16"))

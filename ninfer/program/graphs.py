@@ -1,0 +1,53 @@
+"""DecodeGraphs: one captured graph for every batch size, made at start and only replayed later.
+
+A graph holds the copies and launches of one decode step with all their addresses, so whatever
+differs from step to step is data in fixed buffers. The size is exact: no row is ever padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+
+from ninfer.contract.errors import InvariantError
+
+G = TypeVar("G")
+
+
+class GraphDriver(Protocol[G]):
+    """What graphs need of a device."""
+
+    def capture(self, enqueue: Callable[[], None]) -> G: ...
+
+    def replay(self, graph: G) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+class DecodeGraphs(Generic[G]):
+    """Graphs of batches of 1 .. max_rows rows."""
+
+    def __init__(
+        self, driver: GraphDriver[Any], enqueue: Callable[[int], None], max_rows: int
+    ) -> None:
+        """Run `enqueue(num_rows)` once for each size, so that all kernels are loaded and nothing
+        is set up during a capture, then capture it."""
+        if max_rows < 1:
+            raise InvariantError(f"graphs for batches of up to {max_rows} rows")
+        self._driver = driver
+        self._graphs: list[Any] = []
+        for num_rows in range(1, max_rows + 1):
+            enqueue(num_rows)
+            driver.synchronize()
+            self._graphs.append(driver.capture(partial(enqueue, num_rows)))
+
+    @property
+    def max_rows(self) -> int:
+        return len(self._graphs)
+
+    def replay(self, num_rows: int) -> None:
+        """Queue one step of a batch of exactly `num_rows` rows."""
+        if not 1 <= num_rows <= self.max_rows:
+            raise InvariantError(f"a decode batch of {num_rows} rows, at most {self.max_rows}")
+        self._driver.replay(self._graphs[num_rows - 1])
