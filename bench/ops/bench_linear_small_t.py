@@ -43,6 +43,8 @@ SHAPES: Final = {
     "27b down": (5120, 17408),
 }
 RING_SHAPES: Final = ("4b out_proj", "4b in_proj", "4b gate_up", "27b gate_up", "27b down")
+RINGS: Final = ((1, 1, 8), (1, 2, 6), (2, 2, 3), (2, 2, 4), (2, 2, 6))
+"""(thread blocks a multiprocessor, blocks that share its memory, most stages)."""
 TOKENS: Final = (1, 2, 4, 8, 16)
 CHAIN_BYTES: Final = 1 << 30
 MAX_LINKS: Final = 96
@@ -118,7 +120,7 @@ class Bench:
             "case": case.name, "format": case.format.value, "tokens": tokens,
             "bytes": layout.image_bytes, "strips": layout.strips_per_block,
             "thread_blocks": plan.thread_blocks,
-            "stages": shape.stages, "window": shape.window, "shared_bytes": shape.shared_bytes,
+            **dataclasses.asdict(shape),
             "is_chained": is_chained, **dataclasses.asdict(timing),
             "terabytes_s": rate / 1e12, "fraction": rate / self.read_rate,
         }  # fmt: skip
@@ -177,15 +179,15 @@ def _ring_rows(bench: Bench, formats: list[WeightFormat]) -> Iterator[dict[str, 
     for name, fmt, strips in itertools.product(RING_SHAPES, formats, (1, 2, 4, 8)):
         case = bench.make_case(name, fmt, strips)
         layout = case.packed[0].plan.layout
-        for blocks, resident in ((1, 1), (1, 2), (2, 2)):
+        for blocks, resident, stages in RINGS:
             plan = LinearPlan(layout, min(layout.units, blocks * limits.num_multiprocessors))
-            for tokens, stages in itertools.product((1, 8), (3, 4, 6, 8)):
+            for tokens, lookahead in itertools.product((1, 8), (0, 3, 6, 12)):
                 ring = linear_small_t.shape_ring(
                     plan, tokens, limits, max_stages=stages, resident_blocks=resident
                 )
-                if ring.stages == stages:
-                    row = bench.measure(case.with_plan(plan), tokens, ring=ring)
-                    yield {**row, "blocks": blocks, "resident": resident}
+                ring = dataclasses.replace(ring, lookahead=lookahead)
+                row = bench.measure(case.with_plan(plan), tokens, ring=ring)
+                yield {**row, "blocks": blocks, "resident": resident}
         del case
         cp.get_default_memory_pool().free_all_blocks()
 
@@ -208,7 +210,7 @@ def _print_rings(rows: list[dict[str, Any]]) -> None:
     ):
         best = sorted(group, key=lambda row: -row["fraction"])[:6]
         cells = [
-            f"{row['strips']}:{row['blocks']}/{row['resident']}x{row['stages']}"
+            f"{row['strips']}:{row['blocks']}/{row['resident']}x{row['stages']}+{row['lookahead']}"
             f" {100 * row['fraction']:.0f}"
             for row in best
         ]

@@ -209,7 +209,7 @@ def _limits(driver: ModuleType, device: Any) -> DeviceLimits:
         read(names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
     )
     return DeviceLimits(
-        name=_checked(driver, driver.cuDeviceGetName(256, device)).rstrip(b"\0").decode(),
+        name=_checked(driver, driver.cuDeviceGetName(256, device)).split(b"\0")[0].decode(),
         architecture=_ARCHITECTURE_SPECIFIC.get(capability, "sm_{}{}".format(*capability)),
         num_multiprocessors=read(names.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
         shared_bytes_per_block=read(names.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),

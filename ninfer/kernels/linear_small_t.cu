@@ -5,11 +5,11 @@
 //
 // The image is one long row of units of eight 2 KiB parts, row block after row block; a part is 32
 // rows by 32 (bf16), 64 (e4m3) or 128 (e2m1) columns. Thread block b owns units
-// [b * U / B, (b + 1) * U / B): one contiguous stretch of memory, which its last warp streams into
-// a ring in shared memory. Each of the other eight warps multiplies its part of every unit on
-// tensor cores. Warps with the same rows add up in shared memory when a row block ends; thread
-// blocks with the same rows add up in the block that has the first of them, in the order of k.
-// So which numbers are added in which order depends on the weight's shape and the grid, never on T.
+// [b * U / B, (b + 1) * U / B): one contiguous stretch of memory, streamed into a ring in shared
+// memory. Each of its eight warps multiplies its part of every unit on tensor cores. Warps with the
+// same rows add up in shared memory when a row block ends; thread blocks with the same rows add up
+// in the block that has the first of them, in the order of k. So which numbers are added in which
+// order depends on the weight's shape and the grid, never on T.
 //
 // Sums travel between blocks as words that are never all ones: the reader polls the data itself
 // and leaves ones behind. All blocks of the grid must therefore be resident at once.
@@ -26,9 +26,8 @@
 
 namespace {
 
-constexpr int kWarps = 8;  // consumers; one more fills the ring
-constexpr int kConsumers = kWarps * 32;
-constexpr int kThreads = kConsumers + 32;
+constexpr int kWarps = 8;
+constexpr int kThreads = kWarps * 32;
 constexpr int kResidentBlocks = __CUDA_ARCH__ >= 900 ? 2 : 1;
 constexpr int kStripRows = 32;  // rows of a warp: two tiles of 16
 constexpr u32 kPartBytes = 2048;
@@ -42,7 +41,7 @@ struct LinearParams {
   const u16* x;             // [T, K] bf16
   void* y;                  // [T, N] bf16 or f32; [T, N / 2] bf16 for kSwiglu
   const u16* residual;      // [T, N] bf16, for kAddResidual
-  const float* row_scale;   // [N] f32 or null
+  const float* row_scale;   // [N] f32, of the formats that scale rows
   float* partials;          // all ones before and after
   float* square_sums;       // out [T, N / 32] f32 or null: of the rounded y, by strip
   const float* x_square_sums;  // in [T, num_square_sums] f32 or null: normalise x with them
@@ -62,7 +61,7 @@ struct LinearParams {
   int num_square_sums;
   float norm_eps;
   float norm_offset;        // added to norm_weight
-  int padding;
+  int lookahead;            // units beyond the ring that are called into the L2
 };
 static_assert(sizeof(LinearParams) == 136, "ninfer/ops/linear_small_t.py mirrors this struct");
 
@@ -70,22 +69,24 @@ struct Bf16 {
   static constexpr int kPartColumns = 32;
   static constexpr u32 kPartSlab = 0, kUnitSlab = 0;
   static constexpr int kPitchPad = 32;  // elements; makes fragment reads free of bank conflicts
-  static constexpr bool kScalesUnit = false;
+  static constexpr bool kScalesUnit = false, kScalesRows = false;
 };
 
 struct E4m3Row : Bf16 {
   static constexpr int kPartColumns = 64;
+  static constexpr bool kScalesRows = true;
 };
 
 struct E4m3Block : E4m3Row {
   static constexpr u32 kUnitSlab = 64;  // a part: f32 of rows g, f32 of rows g + 8
-  static constexpr bool kScalesUnit = true;
+  static constexpr bool kScalesUnit = true, kScalesRows = false;
 };
 
 struct E2m1 : Bf16 {
   static constexpr int kPartColumns = 128;
   static constexpr u32 kPartSlab = 256;  // e4m3 a row and 16 columns
   static constexpr int kPitchPad = 8;
+  static constexpr bool kScalesRows = true;
 };
 
 template <class Format>
@@ -130,34 +131,57 @@ __device__ __forceinline__ int block_of_unit(int unit, int units) {
   return static_cast<int>(((unit + 1LL) * gridDim.x - 1) / units);
 }
 
+// Where units lie: those of the last row block may be smaller.
 template <class Format>
-__device__ void fill_ring(const LinearParams& p, const SharedLayout& shared, int begin, int end,
-                          int lane) {
-  const u64 policy = evict_first_policy();
-  const u32 full_bytes = unit_bytes<Format>(kWarps);
-  const u32 last_bytes = unit_bytes<Format>(p.last_strips * (kWarps / p.strips_per_block));
-  const int last_begin = (p.row_blocks - 1) * p.units_per_block;
-  RingPosition at;
-  for (int unit = begin; unit < end; ++unit) {
-    if (unit - begin >= p.stages) barrier_wait(shared.empty + at.stage * 8, at.parity ^ 1);
-    const bool is_last = unit >= last_begin;
-    const u64 offset = is_last ? static_cast<u64>(last_begin) * full_bytes +
-                                     static_cast<u64>(unit - last_begin) * last_bytes
-                               : static_cast<u64>(unit) * full_bytes;
-    fill_shared(shared.ring + at.stage * full_bytes, p.weights + offset,
-                is_last ? last_bytes : full_bytes, shared.full + at.stage * 8, policy, lane);
-    at.advance(p.stages);
+struct Image {
+  const u8* base;
+  u32 full_bytes, last_bytes;
+  int last_begin;
+
+  __device__ __forceinline__ explicit Image(const LinearParams& p)
+      : base(p.weights),
+        full_bytes(unit_bytes<Format>(kWarps)),
+        last_bytes(unit_bytes<Format>(p.last_strips * (kWarps / p.strips_per_block))),
+        last_begin((p.row_blocks - 1) * p.units_per_block) {}
+  __device__ __forceinline__ u32 bytes(int unit) const {
+    return unit >= last_begin ? last_bytes : full_bytes;
   }
+  __device__ __forceinline__ const u8* at(int unit) const {
+    return base + static_cast<u64>(min(unit, last_begin)) * full_bytes +
+           static_cast<u64>(max(unit - last_begin, 0)) * last_bytes;
+  }
+};
+
+template <class Format>
+__device__ __forceinline__ void fill_stage(const Image<Format>& image, const SharedLayout& shared,
+                                           int unit, int stage, u64 policy, int lane) {
+  fill_shared(shared.ring + stage * image.full_bytes, image.at(unit), image.bytes(unit),
+              shared.full + stage * 8, policy, lane);
 }
 
-__device__ __forceinline__ void consumer_barrier() {
-  asm volatile("bar.sync 1, %0;" ::"n"(kConsumers) : "memory");
+// Fills the ring, and calls units further ahead into the L2, so that memory stays busy while the
+// block waits for the kernel before it.
+template <class Format>
+__device__ __forceinline__ void fill_ring(const LinearParams& p, const SharedLayout& shared, int begin,
+                                          int end, u64 policy, int lane) {
+  const Image<Format> image(p);
+  const int filled = min(end, begin + p.stages);
+#pragma unroll 1
+  for (int unit = begin; unit < filled; ++unit) {
+    fill_stage(image, shared, unit, unit - begin, policy, lane);
+  }
+#pragma unroll 1
+  for (int unit = filled; lane == 0 && unit < min(end, filled + p.lookahead); ++unit) {
+    prefetch_global(image.at(unit), image.bytes(unit));
+  }
 }
 
 // 1 / rms of the columns of x from the sums the kernel before left, in a fixed order.
 __device__ void load_norm_scales(const LinearParams& p, u32 scales, int warp, int lane) {
+#pragma unroll 1
   for (int t = warp; t < p.tokens; t += kWarps) {
     float sum = 0.f;
+#pragma unroll 1
     for (int i = lane; i < p.num_square_sums; i += 32) {
       sum += __ldcg(p.x_square_sums + static_cast<size_t>(t) * p.num_square_sums + i);
     }
@@ -186,7 +210,8 @@ __device__ void load_window(const LinearParams& p, const SharedLayout& shared, u
                             int end, int thread) {
   const int vectors = (end - begin) / 8;
   const int total = vectors * p.tokens;
-  for (int i = thread, v = thread, t = 0; i < total; i += kConsumers, v += kConsumers) {
+#pragma unroll 1
+  for (int i = thread, v = thread, t = 0; i < total; i += kThreads, v += kThreads) {
     while (v >= vectors) v -= vectors, ++t;
     const int k = begin + v * 8;
     const u16* from = p.x + static_cast<size_t>(t) * p.x_stride + (k < p.columns ? k : 0);
@@ -194,7 +219,8 @@ __device__ void load_window(const LinearParams& p, const SharedLayout& shared, u
   }
   copy_shared_wait();
   if (p.x_square_sums == nullptr) return;
-  for (int i = thread, v = thread, t = 0; i < total; i += kConsumers, v += kConsumers) {
+#pragma unroll 1
+  for (int i = thread, v = thread, t = 0; i < total; i += kThreads, v += kThreads) {
     while (v >= vectors) v -= vectors, ++t;
     const int k = begin + v * 8;
     if (k >= p.columns) continue;
@@ -409,24 +435,30 @@ __device__ void store_rows(const LinearParams& p, const Strip& strip, const Accu
   if (p.square_sums != nullptr) store_square_sums(p, strip, squares);
 }
 
-template <int kTiles>
-__device__ __forceinline__ void scale_rows(const LinearParams& p, const Strip& strip,
-                                           Accumulators<kTiles>& sum) {
+// Scales of the lane's rows g, g + 8 of the first and the second tile.
+struct RowScales {
+  float at[4];
+};
+
+template <class Format>
+__device__ __forceinline__ RowScales load_row_scales(const LinearParams& p, const Strip& strip) {
+  RowScales scales;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int row = strip.first_row() + (i / 2) * 16 + strip.lane / 4 + (i % 2) * 8;
-    const float scale = row < p.rows ? __ldg(p.row_scale + row) : 0.f;
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      sum.at[i / 2][tile][(i % 2) * 2] *= scale;
-      sum.at[i / 2][tile][(i % 2) * 2 + 1] *= scale;
-    }
+    const int row = strip.first_row() + i * 8 + strip.lane / 4;
+    scales.at[i] = Format::kScalesRows && row < p.rows ? __ldg(p.row_scale + row) : 1.f;
   }
+  return scales;
 }
 
 template <int kTiles>
-__device__ void finish_strip(const LinearParams& p, const Strip& strip, Accumulators<kTiles>& sum) {
-  if (p.row_scale != nullptr) scale_rows(p, strip, sum);
+__device__ __forceinline__ void finish_strip(const LinearParams& p, const Strip& strip,
+                                             const RowScales& scales, Accumulators<kTiles>& sum) {
+#pragma unroll
+  for (int i = 0; i < 2 * kTiles * 4; ++i) {
+    const int row_tile = i / (kTiles * 4), upper = i % 4 / 2;
+    sum.at[row_tile][i / 4 % kTiles][i % 4] *= scales.at[row_tile * 2 + upper];
+  }
   if (p.epilogue == kSwiglu) {
     store_swiglu(p, strip, sum);
   } else {
@@ -441,7 +473,7 @@ __device__ void add_slices(const LinearParams& p, u32 scratch, int warp, int lan
                            Accumulators<kTiles>& sum) {
   const int first = p.strips_per_block;
   const u32 mine = scratch + (warp - first) * (kTiles * 1024) + lane * 16;
-  consumer_barrier();
+  __syncthreads();
   if (warp >= first) {
 #pragma unroll
     for (int i = 0; i < 2 * kTiles; ++i) {
@@ -450,8 +482,9 @@ __device__ void add_slices(const LinearParams& p, u32 scratch, int warp, int lan
                                                  __float_as_uint(c[2]), __float_as_uint(c[3])));
     }
   }
-  consumer_barrier();
+  __syncthreads();
   if (warp >= first) return;
+#pragma unroll 1
   for (int other = warp + first; other < kWarps; other += first) {
     const u32 theirs = scratch + (other - first) * (kTiles * 1024) + lane * 16;
 #pragma unroll
@@ -487,6 +520,7 @@ template <int kTiles>
 __device__ void take_strips(const LinearParams& p, int slot, int count, int strip, int lane,
                             Accumulators<kTiles>& sum) {
   constexpr int kFragments = 2 * kTiles, kBatch = 8 / kFragments;
+#pragma unroll 1
   for (int done = 0; done < count; done += kBatch) {
     uint4 values[kBatch][kFragments];
 #pragma unroll
@@ -518,15 +552,85 @@ struct Window {
   __device__ __forceinline__ bool holds(int k) const { return k >= begin && k < end; }
 };
 
+// A warp's part of a unit, in registers.
+struct Part {
+  uint4 weights[2][2];
+  uint2 slab;
+};
+
+// This warp's place in the work and in the ring.
+template <class Format>
+struct Consumer {
+  int warp, lane, strip, slice, slices;
+  int end;  // of the block's units
+  u64 policy;
+  RingPosition at;
+
+  // Waits for `unit`, copies this warp's part and gives the stage back. The warps take turns in
+  // filling the stage of the unit before, once all have given it back.
+  __device__ __forceinline__ Part take(const LinearParams& p, const SharedLayout& shared, int unit,
+                                       int begin, int strips) {
+    const int part = slice * strips + strip;
+    const u32 stage = shared.ring + at.stage * unit_bytes<Format>(kWarps);
+    const u32 slab = stage + strips * slices * kPartBytes;
+    Part taken{};
+    barrier_wait(shared.full + at.stage * 8, at.parity);
+    if (strip < strips) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        taken.weights[i / 2][i % 2] = load_shared_16(stage + part * kPartBytes + i * 512 + lane * 16);
+      }
+      if constexpr (Format::kScalesUnit) {
+        taken.slab = load_shared_8(slab + part * 8);
+      } else if constexpr (Format::kPartSlab > 0) {
+        taken.slab = load_shared_8(slab + part * Format::kPartSlab + lane * 8);
+      }
+    }
+    __syncwarp();
+    if (lane == 0) barrier_arrive(shared.empty + at.stage * 8);
+    if (unit % kWarps == warp && unit > begin && lane < fill_threads()) {
+      const bool wraps = at.stage == 0;
+      const int before = wraps ? p.stages - 1 : at.stage - 1;
+      refill(p, shared, unit - 1 + p.stages, before, at.parity ^ wraps);
+    }
+    at.advance(p.stages);
+    return taken;
+  }
+
+  __device__ __forceinline__ void refill(const LinearParams& p, const SharedLayout& shared, int unit,
+                                         int stage, u32 parity) const {
+    if (unit >= end) return;
+    const Image<Format> image(p);
+    barrier_wait(shared.empty + stage * 8, parity);
+    fill_stage(image, shared, unit, stage, policy, lane);
+    const int called = unit + p.lookahead;
+    if (called < end && called > unit && lane == 0) prefetch_global(image.at(called), image.bytes(called));
+  }
+};
+
+template <class Format, int kTiles>
+__device__ __forceinline__ void multiply_scaled(Accumulators<kTiles>& sum, const Part& part,
+                                                const u32 (&columns)[kTiles]) {
+  if constexpr (Format::kScalesUnit) {
+    Accumulators<kTiles> unscaled;
+    unscaled.clear();
+    multiply_part(Format{}, unscaled, part.weights, columns, part.slab);
+    add_scaled(sum, unscaled, part.slab);
+  } else {
+    multiply_part(Format{}, sum, part.weights, columns, part.slab);
+  }
+}
+
 template <class Format, int kTiles>
 __device__ void consume_ring(const LinearParams& p, const SharedLayout& shared, int begin, int end,
-                             int thread) {
+                             u64 policy, int thread) {
   const int warp = thread / 32, lane = thread % 32;
   const int slices = kWarps / p.strips_per_block;
-  const int strip = warp % p.strips_per_block, slice = warp / p.strips_per_block;
+  Consumer<Format> consumer{warp,   lane,   warp % p.strips_per_block, warp / p.strips_per_block,
+                            slices, end,    policy,                    {}};
+  const int strip = consumer.strip, slice = consumer.slice;
   const int unit_columns = slices * Format::kPartColumns;
   const int block_columns = p.units_per_block * unit_columns;
-  const u32 stage_bytes = unit_bytes<Format>(kWarps);
   const u32 pitch = (p.window + Format::kPitchPad) * 2;
   // Columns past T repeat the last one: their products are never stored.
   u32 fragment[kTiles];
@@ -537,15 +641,18 @@ __device__ void consume_ring(const LinearParams& p, const SharedLayout& shared, 
                      (lane % 4) * (Format::kPartColumns == 128 ? 32 : 16);
   }
   Window window{0, 0};
-  RingPosition at;
+#pragma unroll 1
   for (int unit = begin; unit < end;) {
     const int row_block = unit / p.units_per_block;
     const int block_begin = row_block * p.units_per_block, block_end = block_begin + p.units_per_block;
     const int piece_begin = unit, piece_end = min(end, block_end);
     const int strips = row_block == p.row_blocks - 1 ? p.last_strips : p.strips_per_block;
-    const int part = slice * strips + strip, parts = strips * slices;
+    const Strip target{row_block * p.strips_per_block + strip, lane};
+    const RowScales scales = load_row_scales<Format>(p, target);
     Accumulators<kTiles> sum;
     sum.clear();
+    Part next = consumer.take(p, shared, unit, begin, strips);
+#pragma unroll 1
     for (; unit < piece_end; ++unit) {
       const int k = (unit - block_begin) * unit_columns;
       if (!window.holds(k)) {
@@ -553,36 +660,16 @@ __device__ void consume_ring(const LinearParams& p, const SharedLayout& shared, 
         window.begin = holds_all ? 0 : k;
         window.end = holds_all ? block_columns
                                : min((piece_end - block_begin) * unit_columns, k + p.window);
-        consumer_barrier();
+        __syncthreads();
         load_window(p, shared, pitch, window.begin, window.end, thread);
-        consumer_barrier();
+        __syncthreads();
       }
-      barrier_wait(shared.full + at.stage * 8, at.parity);
-      if (strip < strips) {
-        const u32 stage = shared.ring + at.stage * stage_bytes, slab = stage + parts * kPartBytes;
-        uint4 weights[2][2];
+      const Part part = next;
+      if (unit + 1 < piece_end) next = consumer.take(p, shared, unit + 1, begin, strips);
+      u32 columns[kTiles];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          weights[i / 2][i % 2] = load_shared_16(stage + part * kPartBytes + i * 512 + lane * 16);
-        }
-        u32 columns[kTiles];
-#pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) columns[tile] = fragment[tile] + (k - window.begin) * 2;
-        if constexpr (Format::kScalesUnit) {
-          Accumulators<kTiles> unscaled;
-          unscaled.clear();
-          multiply_part(Format{}, unscaled, weights, columns, make_uint2(0, 0));
-          add_scaled(sum, unscaled, load_shared_8(slab + part * 8));
-        } else if constexpr (Format::kPartSlab > 0) {
-          const uint2 scales = load_shared_8(slab + part * Format::kPartSlab + lane * 8);
-          multiply_part(Format{}, sum, weights, columns, scales);
-        } else {
-          multiply_part(Format{}, sum, weights, columns, make_uint2(0, 0));
-        }
-      }
-      __syncwarp();
-      if (lane == 0) barrier_arrive(shared.empty + at.stage * 8);
-      at.advance(p.stages);
+      for (int tile = 0; tile < kTiles; ++tile) columns[tile] = fragment[tile] + (k - window.begin) * 2;
+      multiply_scaled<Format>(sum, part, columns);
     }
     if (slices > 1) add_slices(p, shared.scratch, warp, lane, sum);
     if (slice > 0 || strip >= strips) continue;
@@ -595,7 +682,7 @@ __device__ void consume_ring(const LinearParams& p, const SharedLayout& shared, 
       const int last = block_of_unit(block_end - 1, p.units_per_block * p.row_blocks);
       take_strips(p, slot + 1, last - static_cast<int>(blockIdx.x), strip, lane, sum);
     }
-    finish_strip(p, Strip{row_block * p.strips_per_block + strip, lane}, sum);
+    finish_strip(p, target, scales, sum);
   }
 }
 
@@ -606,7 +693,9 @@ __device__ __forceinline__ void linear_small_t(const LinearParams& p) {
   const int thread = threadIdx.x;
   const int units = p.units_per_block * p.row_blocks;
   const int begin = range_begin(blockIdx.x, units), end = range_begin(blockIdx.x + 1, units);
-  if (thread == kConsumers) {
+  const u64 policy = evict_first_policy();
+  if (thread == 0) {
+#pragma unroll 1
     for (int stage = 0; stage < p.stages; ++stage) {
       barrier_init(shared.full + stage * 8, fill_threads());
       barrier_init(shared.empty + stage * 8, kWarps);
@@ -615,18 +704,14 @@ __device__ __forceinline__ void linear_small_t(const LinearParams& p) {
   }
   allow_next_kernel();
   __syncthreads();
-  if (thread >= kConsumers) {
-    if (thread - kConsumers < fill_threads()) {
-      fill_ring<Format>(p, shared, begin, end, thread - kConsumers);
-    }
-    return;
-  }
+  if (thread < fill_threads()) fill_ring<Format>(p, shared, begin, end, policy, thread);
+  __syncwarp();
   wait_for_previous_kernel();
   if (p.x_square_sums != nullptr) {
     load_norm_scales(p, shared.scales, thread / 32, thread % 32);
-    consumer_barrier();
+    __syncthreads();
   }
-  consume_ring<Format, kTiles>(p, shared, begin, end, thread);
+  consume_ring<Format, kTiles>(p, shared, begin, end, policy, thread);
 }
 
 }  // namespace

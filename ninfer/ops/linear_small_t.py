@@ -40,7 +40,8 @@ _OP: Final = "linear_small_t"
 
 MAX_TOKENS: Final = 16
 COLUMN_TILE: Final = 8
-THREADS: Final = 288
+THREADS: Final = 256
+LOOKAHEAD_UNITS: Final = 4
 MAX_STAGES: Final = 6
 _LEAST_STAGES: Final = 4
 _BARRIER_BYTES: Final = 12 * 8 * 2 + 64
@@ -54,7 +55,7 @@ _PARAMS: Final = np.dtype(
         ("y_stride", "<i4"), ("units_per_block", "<i4"), ("row_blocks", "<i4"),
         ("strips_per_block", "<i4"), ("last_strips", "<i4"), ("stages", "<i4"), ("window", "<i4"),
         ("epilogue", "<i4"), ("num_square_sums", "<i4"), ("norm_eps", "<f4"),
-        ("norm_offset", "<f4"), ("padding", "<i4"),
+        ("norm_offset", "<f4"), ("lookahead", "<i4"),
     ]
 )  # fmt: skip
 
@@ -88,12 +89,14 @@ class LinearPlan:
 class RingShape:
     """How one launch uses shared memory; changes nothing of the result.
 
-    window   columns of x held at once
+    window      columns of x held at once
+    lookahead   units beyond the ring that are called into the L2
     """
 
     stages: int
     window: int
     shared_bytes: int
+    lookahead: int = LOOKAHEAD_UNITS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -213,6 +216,7 @@ def launch(
     params = np.zeros((), _PARAMS)
     params["x"], params["tokens"], params["x_stride"] = source.address, tokens, source.row_stride
     params["stages"], params["window"] = shape.stages, shape.window
+    params["lookahead"] = shape.lookahead
     _set_weight(params, weight)
     _set_output(params, layout, tokens, y, epilogue)
     _set_residual(params, layout, tokens, residual, epilogue)

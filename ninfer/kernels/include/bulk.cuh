@@ -93,3 +93,11 @@ __device__ __forceinline__ void fill_shared(u32 destination, const u8* source, u
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 #endif
 }
+
+// Calls a range (16-byte aligned address and size) into the L2; nobody waits for it. A hint: before
+// 9.0 it does nothing.
+__device__ __forceinline__ void prefetch_global(const u8* source, u32 bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
+#endif
+}
