@@ -1,0 +1,17 @@
+// Philox4x32-10, as ninfer/ops/philox.py: random words that are a pure function of key and counter.
+#pragma once
+
+#include "vec.cuh"
+
+__device__ __forceinline__ uint4 philox_words(u64 key, uint4 counter) {
+  u32 k0 = static_cast<u32>(key), k1 = static_cast<u32>(key >> 32);
+  uint4 c = counter;
+#pragma unroll
+  for (int round = 0; round < 10; ++round) {
+    const u32 high0 = __umulhi(c.x, 0xd2511f53u), low0 = c.x * 0xd2511f53u;
+    const u32 high1 = __umulhi(c.z, 0xcd9e8d57u), low1 = c.z * 0xcd9e8d57u;
+    c = make_uint4(high1 ^ c.y ^ k0, low1, high0 ^ c.w ^ k1, low0);
+    k0 += 0x9e3779b9u, k1 += 0xbb67ae85u;
+  }
+  return c;
+}
