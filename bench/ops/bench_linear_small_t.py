@@ -181,7 +181,7 @@ def _ring_rows(bench: Bench, formats: list[WeightFormat]) -> Iterator[dict[str, 
         layout = case.packed[0].plan.layout
         for blocks, resident, stages in RINGS:
             plan = LinearPlan(layout, min(layout.units, blocks * limits.num_multiprocessors))
-            for tokens, lookahead in itertools.product((1, 8), (0, 3, 6, 12)):
+            for tokens, lookahead in itertools.product((1, 8), (0, 4, 8)):
                 ring = linear_small_t.shape_ring(
                     plan, tokens, limits, max_stages=stages, resident_blocks=resident
                 )

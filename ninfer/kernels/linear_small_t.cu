@@ -5,8 +5,8 @@
 //
 // The image is one long row of units of eight 2 KiB parts, row block after row block; a part is 32
 // rows by 32 (bf16), 64 (e4m3) or 128 (e2m1) columns. Thread block b owns units
-// [b * U / B, (b + 1) * U / B): one contiguous stretch of memory, streamed into a ring in shared
-// memory. Each of its eight warps multiplies its part of every unit on tensor cores. Warps with the
+// [b * U / B, (b + 1) * U / B): one contiguous stretch of memory, which a warp streams into a ring in
+// shared memory. Each of eight other warps multiplies its part of every unit on tensor cores. Warps with the
 // same rows add up in shared memory when a row block ends; thread blocks with the same rows add up
 // in the block that has the first of them, in the order of k. So which numbers are added in which
 // order depends on the weight's shape and the grid, never on T.
@@ -26,8 +26,9 @@
 
 namespace {
 
-constexpr int kWarps = 8;
-constexpr int kThreads = kWarps * 32;
+constexpr int kWarps = 8;  // consumers; one more warp fills the ring
+constexpr int kConsumers = kWarps * 32;
+constexpr int kThreads = kConsumers + 32;
 constexpr int kResidentBlocks = __CUDA_ARCH__ >= 900 ? 2 : 1;
 constexpr int kStripRows = 32;  // rows of a warp: two tiles of 16
 constexpr u32 kPartBytes = 2048;
@@ -61,7 +62,7 @@ struct LinearParams {
   int num_square_sums;
   float norm_eps;
   float norm_offset;        // added to norm_weight
-  int lookahead;            // units beyond the ring that are called into the L2
+  int lookahead;            // units beyond the first ring that are called into the L2 at the start
 };
 static_assert(sizeof(LinearParams) == 136, "ninfer/ops/linear_small_t.py mirrors this struct");
 
@@ -152,28 +153,30 @@ struct Image {
   }
 };
 
+// Streams units into the ring. What lies just behind the first ring is called into the L2, so that
+// memory stays busy while the block waits for the kernel before it.
 template <class Format>
-__device__ __forceinline__ void fill_stage(const Image<Format>& image, const SharedLayout& shared,
-                                           int unit, int stage, u64 policy, int lane) {
-  fill_shared(shared.ring + stage * image.full_bytes, image.at(unit), image.bytes(unit),
-              shared.full + stage * 8, policy, lane);
+__device__ void fill_ring(const LinearParams& p, const SharedLayout& shared, int begin, int end,
+                          int lane) {
+  const u64 policy = evict_first_policy();
+  const Image<Format> image(p);
+  RingPosition at;
+#pragma unroll 1
+  for (int unit = begin; unit < end; ++unit) {
+    if (unit - begin == p.stages && lane == 0) {
+      for (int ahead = unit; ahead < min(end, unit + p.lookahead); ++ahead) {
+        prefetch_global(image.at(ahead), image.bytes(ahead));
+      }
+    }
+    if (unit - begin >= p.stages) barrier_wait(shared.empty + at.stage * 8, at.parity ^ 1);
+    fill_shared(shared.ring + at.stage * image.full_bytes, image.at(unit), image.bytes(unit),
+                shared.full + at.stage * 8, policy, lane);
+    at.advance(p.stages);
+  }
 }
 
-// Fills the ring, and calls units further ahead into the L2, so that memory stays busy while the
-// block waits for the kernel before it.
-template <class Format>
-__device__ __forceinline__ void fill_ring(const LinearParams& p, const SharedLayout& shared, int begin,
-                                          int end, u64 policy, int lane) {
-  const Image<Format> image(p);
-  const int filled = min(end, begin + p.stages);
-#pragma unroll 1
-  for (int unit = begin; unit < filled; ++unit) {
-    fill_stage(image, shared, unit, unit - begin, policy, lane);
-  }
-#pragma unroll 1
-  for (int unit = filled; lane == 0 && unit < min(end, filled + p.lookahead); ++unit) {
-    prefetch_global(image.at(unit), image.bytes(unit));
-  }
+__device__ __forceinline__ void consumer_barrier() {
+  asm volatile("bar.sync 1, %0;" ::"n"(kConsumers) : "memory");
 }
 
 // 1 / rms of the columns of x from the sums the kernel before left, in a fixed order.
@@ -204,30 +207,33 @@ __device__ __forceinline__ uint4 normalise(uint4 x, uint4 weight, float scale, f
   return make_uint4(out[0], out[1], out[2], out[3]);
 }
 
-// x[:, begin:end] into shared memory, rows `pitch` bytes apart, zeros from column K on; normalised
-// if asked. A thread normalises what it copied itself. Every copy is in flight before the first wait.
-__device__ void load_window(const LinearParams& p, const SharedLayout& shared, u32 pitch, int begin,
-                            int end, int thread) {
-  const int vectors = (end - begin) / 8;
-  const int total = vectors * p.tokens;
+// Columns of x in shared memory for `count` consecutive units from `unit` on, in that order: after
+// column K comes column 0 of the next row block. Zeros from K to the end of its unit. Normalised if
+// asked, by the thread that copied. Every copy is in flight before the first wait.
+__device__ void load_window(const LinearParams& p, const SharedLayout& shared, u32 pitch,
+                            int unit_columns, int unit, int count, int thread) {
+  const int block_columns = p.units_per_block * unit_columns;
+  const int first = unit % p.units_per_block * unit_columns;
+  const int vectors = count * unit_columns / 8, total = vectors * p.tokens;
+  const bool is_normalised = p.x_square_sums != nullptr;
 #pragma unroll 1
-  for (int i = thread, v = thread, t = 0; i < total; i += kThreads, v += kThreads) {
-    while (v >= vectors) v -= vectors, ++t;
-    const int k = begin + v * 8;
-    const u16* from = p.x + static_cast<size_t>(t) * p.x_stride + (k < p.columns ? k : 0);
-    copy_shared_16(shared.window + t * pitch + v * 16, from, k < p.columns);
-  }
-  copy_shared_wait();
-  if (p.x_square_sums == nullptr) return;
+  for (int pass = 0; pass <= is_normalised; ++pass) {
 #pragma unroll 1
-  for (int i = thread, v = thread, t = 0; i < total; i += kThreads, v += kThreads) {
-    while (v >= vectors) v -= vectors, ++t;
-    const int k = begin + v * 8;
-    if (k >= p.columns) continue;
-    const u32 at = shared.window + t * pitch + v * 16;
-    const uint4 weight = __ldg(reinterpret_cast<const uint4*>(p.norm_weight + k));
-    const float scale = load_shared_float(shared.scales + t * 4);
-    store_shared_16(at, normalise(load_shared_16(at), weight, scale, p.norm_offset));
+    for (int i = thread, v = thread, t = 0; i < total; i += kConsumers, v += kConsumers) {
+      while (v >= vectors) v -= vectors, ++t;
+      int k = first + v * 8;
+      while (k >= block_columns) k -= block_columns;
+      const u32 at = shared.window + t * pitch + v * 16;
+      if (pass == 0) {
+        const u16* from = p.x + static_cast<size_t>(t) * p.x_stride + (k < p.columns ? k : 0);
+        copy_shared_16(at, from, k < p.columns);
+      } else if (k < p.columns) {
+        const uint4 weight = __ldg(reinterpret_cast<const uint4*>(p.norm_weight + k));
+        const float scale = load_shared_float(shared.scales + t * 4);
+        store_shared_16(at, normalise(load_shared_16(at), weight, scale, p.norm_offset));
+      }
+    }
+    if (pass == 0) copy_shared_wait();
   }
 }
 
@@ -473,7 +479,7 @@ __device__ void add_slices(const LinearParams& p, u32 scratch, int warp, int lan
                            Accumulators<kTiles>& sum) {
   const int first = p.strips_per_block;
   const u32 mine = scratch + (warp - first) * (kTiles * 1024) + lane * 16;
-  __syncthreads();
+  consumer_barrier();
   if (warp >= first) {
 #pragma unroll
     for (int i = 0; i < 2 * kTiles; ++i) {
@@ -482,7 +488,7 @@ __device__ void add_slices(const LinearParams& p, u32 scratch, int warp, int lan
                                                  __float_as_uint(c[2]), __float_as_uint(c[3])));
     }
   }
-  __syncthreads();
+  consumer_barrier();
   if (warp >= first) return;
 #pragma unroll 1
   for (int other = warp + first; other < kWarps; other += first) {
@@ -546,67 +552,28 @@ __device__ void take_strips(const LinearParams& p, int slot, int count, int stri
   }
 }
 
-// The columns of x that shared memory holds.
-struct Window {
-  int begin, end;
-  __device__ __forceinline__ bool holds(int k) const { return k >= begin && k < end; }
-};
-
 // A warp's part of a unit, in registers.
 struct Part {
   uint4 weights[2][2];
   uint2 slab;
 };
 
-// This warp's place in the work and in the ring.
+// Copies part `part` of `parts` of the unit at `stage`.
 template <class Format>
-struct Consumer {
-  int warp, lane, strip, slice, slices;
-  int end;  // of the block's units
-  u64 policy;
-  RingPosition at;
-
-  // Waits for `unit`, copies this warp's part and gives the stage back. The warps take turns in
-  // filling the stage of the unit before, once all have given it back.
-  __device__ __forceinline__ Part take(const LinearParams& p, const SharedLayout& shared, int unit,
-                                       int begin, int strips) {
-    const int part = slice * strips + strip;
-    const u32 stage = shared.ring + at.stage * unit_bytes<Format>(kWarps);
-    const u32 slab = stage + strips * slices * kPartBytes;
-    Part taken{};
-    barrier_wait(shared.full + at.stage * 8, at.parity);
-    if (strip < strips) {
+__device__ __forceinline__ Part load_part(u32 stage, int part, int parts, int lane) {
+  const u32 slab = stage + parts * kPartBytes;
+  Part loaded{};
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        taken.weights[i / 2][i % 2] = load_shared_16(stage + part * kPartBytes + i * 512 + lane * 16);
-      }
-      if constexpr (Format::kScalesUnit) {
-        taken.slab = load_shared_8(slab + part * 8);
-      } else if constexpr (Format::kPartSlab > 0) {
-        taken.slab = load_shared_8(slab + part * Format::kPartSlab + lane * 8);
-      }
-    }
-    __syncwarp();
-    if (lane == 0) barrier_arrive(shared.empty + at.stage * 8);
-    if (unit % kWarps == warp && unit > begin && lane < fill_threads()) {
-      const bool wraps = at.stage == 0;
-      const int before = wraps ? p.stages - 1 : at.stage - 1;
-      refill(p, shared, unit - 1 + p.stages, before, at.parity ^ wraps);
-    }
-    at.advance(p.stages);
-    return taken;
+  for (int i = 0; i < 4; ++i) {
+    loaded.weights[i / 2][i % 2] = load_shared_16(stage + part * kPartBytes + i * 512 + lane * 16);
   }
-
-  __device__ __forceinline__ void refill(const LinearParams& p, const SharedLayout& shared, int unit,
-                                         int stage, u32 parity) const {
-    if (unit >= end) return;
-    const Image<Format> image(p);
-    barrier_wait(shared.empty + stage * 8, parity);
-    fill_stage(image, shared, unit, stage, policy, lane);
-    const int called = unit + p.lookahead;
-    if (called < end && called > unit && lane == 0) prefetch_global(image.at(called), image.bytes(called));
+  if constexpr (Format::kScalesUnit) {
+    loaded.slab = load_shared_8(slab + part * 8);
+  } else if constexpr (Format::kPartSlab > 0) {
+    loaded.slab = load_shared_8(slab + part * Format::kPartSlab + lane * 8);
   }
-};
+  return loaded;
+}
 
 template <class Format, int kTiles>
 __device__ __forceinline__ void multiply_scaled(Accumulators<kTiles>& sum, const Part& part,
@@ -621,16 +588,21 @@ __device__ __forceinline__ void multiply_scaled(Accumulators<kTiles>& sum, const
   }
 }
 
+// Units whose columns of x shared memory holds. A whole row of x, once there, serves every row
+// block.
+struct Window {
+  int begin = 0, end = 0;
+  bool is_whole = false;
+};
+
 template <class Format, int kTiles>
 __device__ void consume_ring(const LinearParams& p, const SharedLayout& shared, int begin, int end,
-                             u64 policy, int thread) {
+                             int thread) {
   const int warp = thread / 32, lane = thread % 32;
   const int slices = kWarps / p.strips_per_block;
-  Consumer<Format> consumer{warp,   lane,   warp % p.strips_per_block, warp / p.strips_per_block,
-                            slices, end,    policy,                    {}};
-  const int strip = consumer.strip, slice = consumer.slice;
-  const int unit_columns = slices * Format::kPartColumns;
-  const int block_columns = p.units_per_block * unit_columns;
+  const int strip = warp % p.strips_per_block, slice = warp / p.strips_per_block;
+  const int unit_columns = slices * Format::kPartColumns, window_units = p.window / unit_columns;
+  const u32 stage_bytes = unit_bytes<Format>(kWarps);
   const u32 pitch = (p.window + Format::kPitchPad) * 2;
   // Columns past T repeat the last one: their products are never stored.
   u32 fragment[kTiles];
@@ -640,47 +612,55 @@ __device__ void consume_ring(const LinearParams& p, const SharedLayout& shared, 
     fragment[tile] = shared.window + t * pitch + slice * (Format::kPartColumns * 2) +
                      (lane % 4) * (Format::kPartColumns == 128 ? 32 : 16);
   }
-  Window window{0, 0};
+  Window window;
+  RingPosition at;
 #pragma unroll 1
   for (int unit = begin; unit < end;) {
     const int row_block = unit / p.units_per_block;
     const int block_begin = row_block * p.units_per_block, block_end = block_begin + p.units_per_block;
     const int piece_begin = unit, piece_end = min(end, block_end);
     const int strips = row_block == p.row_blocks - 1 ? p.last_strips : p.strips_per_block;
-    const Strip target{row_block * p.strips_per_block + strip, lane};
-    const RowScales scales = load_row_scales<Format>(p, target);
+    // A warp without a strip repeats the last one; nobody reads its sums.
+    const int part_index = slice * strips + min(strip, strips - 1);
     Accumulators<kTiles> sum;
     sum.clear();
-    Part next = consumer.take(p, shared, unit, begin, strips);
+    if (window.is_whole) window.begin = block_begin;
 #pragma unroll 1
     for (; unit < piece_end; ++unit) {
-      const int k = (unit - block_begin) * unit_columns;
-      if (!window.holds(k)) {
-        const bool holds_all = p.window >= block_columns && end > piece_end;
-        window.begin = holds_all ? 0 : k;
-        window.end = holds_all ? block_columns
-                               : min((piece_end - block_begin) * unit_columns, k + p.window);
-        __syncthreads();
-        load_window(p, shared, pitch, window.begin, window.end, thread);
-        __syncthreads();
+      if (unit >= window.end && !window.is_whole) {
+        window.is_whole = window_units >= p.units_per_block && end - unit > window_units;
+        window.begin = window.is_whole ? block_begin : unit;
+        const int count = window.is_whole ? p.units_per_block : min(window_units, end - unit);
+        window.end = window.begin + count;
+        consumer_barrier();
+        load_window(p, shared, pitch, unit_columns, window.begin, count, thread);
+        consumer_barrier();
       }
-      const Part part = next;
-      if (unit + 1 < piece_end) next = consumer.take(p, shared, unit + 1, begin, strips);
+      barrier_wait(shared.full + at.stage * 8, at.parity);
+      const Part part = load_part<Format>(shared.ring + at.stage * stage_bytes, part_index,
+                                          slices * strips, lane);
+      __syncwarp();
+      if (lane == 0) barrier_arrive(shared.empty + at.stage * 8);
+      at.advance(p.stages);
       u32 columns[kTiles];
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) columns[tile] = fragment[tile] + (k - window.begin) * 2;
+      for (int tile = 0; tile < kTiles; ++tile) {
+        columns[tile] = fragment[tile] + (unit - window.begin) * (unit_columns * 2);
+      }
       multiply_scaled<Format>(sum, part, columns);
     }
-    if (slices > 1) add_slices(p, shared.scratch, warp, lane, sum);
+    const Strip target{row_block * p.strips_per_block + strip, opaque(lane)};
+    const RowScales scales = load_row_scales<Format>(p, target);
+    if (slices > 1) add_slices(p, shared.scratch, warp, target.lane, sum);
     if (slice > 0 || strip >= strips) continue;
     const int slot = blockIdx.x + row_block;
     if (piece_begin > block_begin) {
-      give_strip(partial_of<kTiles>(p, slot, strip, lane), sum);
+      give_strip(partial_of<kTiles>(p, slot, strip, target.lane), sum);
       continue;
     }
     if (piece_end < block_end) {
       const int last = block_of_unit(block_end - 1, p.units_per_block * p.row_blocks);
-      take_strips(p, slot + 1, last - static_cast<int>(blockIdx.x), strip, lane, sum);
+      take_strips(p, slot + 1, last - static_cast<int>(blockIdx.x), strip, target.lane, sum);
     }
     finish_strip(p, target, scales, sum);
   }
@@ -693,8 +673,7 @@ __device__ __forceinline__ void linear_small_t(const LinearParams& p) {
   const int thread = threadIdx.x;
   const int units = p.units_per_block * p.row_blocks;
   const int begin = range_begin(blockIdx.x, units), end = range_begin(blockIdx.x + 1, units);
-  const u64 policy = evict_first_policy();
-  if (thread == 0) {
+  if (thread == kConsumers) {
 #pragma unroll 1
     for (int stage = 0; stage < p.stages; ++stage) {
       barrier_init(shared.full + stage * 8, fill_threads());
@@ -704,14 +683,17 @@ __device__ __forceinline__ void linear_small_t(const LinearParams& p) {
   }
   allow_next_kernel();
   __syncthreads();
-  if (thread < fill_threads()) fill_ring<Format>(p, shared, begin, end, policy, thread);
-  __syncwarp();
+  if (thread >= kConsumers) {
+    const int lane = thread - kConsumers;
+    if (lane < fill_threads()) fill_ring<Format>(p, shared, begin, end, lane);
+    return;
+  }
   wait_for_previous_kernel();
   if (p.x_square_sums != nullptr) {
     load_norm_scales(p, shared.scales, thread / 32, thread % 32);
-    __syncthreads();
+    consumer_barrier();
   }
-  consume_ring<Format, kTiles>(p, shared, begin, end, policy, thread);
+  consume_ring<Format, kTiles>(p, shared, begin, end, thread);
 }
 
 }  // namespace

@@ -40,8 +40,8 @@ _OP: Final = "linear_small_t"
 
 MAX_TOKENS: Final = 16
 COLUMN_TILE: Final = 8
-THREADS: Final = 256
-LOOKAHEAD_UNITS: Final = 4
+THREADS: Final = 288
+LOOKAHEAD_UNITS: Final = 0
 MAX_STAGES: Final = 6
 _LEAST_STAGES: Final = 4
 _BARRIER_BYTES: Final = 12 * 8 * 2 + 64
@@ -90,7 +90,7 @@ class RingShape:
     """How one launch uses shared memory; changes nothing of the result.
 
     window      columns of x held at once
-    lookahead   units beyond the ring that are called into the L2
+    lookahead   units beyond the first ring that are called into the L2 at the start
     """
 
     stages: int

@@ -6,6 +6,13 @@ using u16 = unsigned short;
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
+// The same value, of which the compiler knows nothing: what is computed from it stays where it is
+// used and takes no registers in the loops before.
+__device__ __forceinline__ int opaque(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 // A pointer into shared memory as the 32-bit address that PTX wants.
 __device__ __forceinline__ u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
