@@ -43,7 +43,7 @@ SHAPES: Final = {
     "27b down": (5120, 17408),
 }
 RING_SHAPES: Final = ("4b out_proj", "4b in_proj", "4b gate_up", "27b gate_up", "27b down")
-RINGS: Final = ((1, 1, 8), (1, 2, 6), (2, 2, 3), (2, 2, 4), (2, 2, 6))
+RINGS: Final = ((1, 1, 8), (1, 2, 6), (2, 2, 3), (2, 2, 6))
 """(thread blocks a multiprocessor, blocks that share its memory, most stages)."""
 TOKENS: Final = (1, 2, 4, 8, 16)
 CHAIN_BYTES: Final = 1 << 30

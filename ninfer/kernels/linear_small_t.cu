@@ -123,13 +123,14 @@ __device__ __forceinline__ SharedLayout shared_layout(const void* base, const Li
   return layout;
 }
 
-__device__ __forceinline__ int range_begin(int block, int units) {
-  return static_cast<int>(static_cast<long long>(block) * units / gridDim.x);
+// units * blocks fits 31 bits: the plan sees to it.
+__device__ __forceinline__ int range_begin(u32 block, u32 units) {
+  return static_cast<int>(block * units / gridDim.x);
 }
 
 // The block whose range holds `unit`.
-__device__ __forceinline__ int block_of_unit(int unit, int units) {
-  return static_cast<int>(((unit + 1LL) * gridDim.x - 1) / units);
+__device__ __forceinline__ int block_of_unit(u32 unit, u32 units) {
+  return static_cast<int>(((unit + 1) * gridDim.x - 1) / units);
 }
 
 // Where units lie: those of the last row block may be smaller.
@@ -207,13 +208,13 @@ __device__ __forceinline__ uint4 normalise(uint4 x, uint4 weight, float scale, f
   return make_uint4(out[0], out[1], out[2], out[3]);
 }
 
-// Columns of x in shared memory for `count` consecutive units from `unit` on, in that order: after
-// column K comes column 0 of the next row block. Zeros from K to the end of its unit. Normalised if
+// Columns of x in shared memory for `count` consecutive units, from unit `first_unit` of a row block
+// on, in that order: after column K comes column 0 of the next row block. Zeros from K to the end of its unit. Normalised if
 // asked, by the thread that copied. Every copy is in flight before the first wait.
 __device__ void load_window(const LinearParams& p, const SharedLayout& shared, u32 pitch,
-                            int unit_columns, int unit, int count, int thread) {
+                            int unit_columns, int first_unit, int count, int thread) {
   const int block_columns = p.units_per_block * unit_columns;
-  const int first = unit % p.units_per_block * unit_columns;
+  const int first = first_unit * unit_columns;
   const int vectors = count * unit_columns / 8, total = vectors * p.tokens;
   const bool is_normalised = p.x_square_sums != nullptr;
 #pragma unroll 1
@@ -371,74 +372,111 @@ struct Strip {
   __device__ __forceinline__ int first_row() const { return index * kStripRows; }
 };
 
+// y may be the residual: a lane reads its elements before it writes them.
+__device__ __forceinline__ u16 load_residual(const u16* from) {
+  return __ldcg(from);
+}
+
 __device__ __forceinline__ float silu(float gate) { return gate / (1.f + __expf(-gate)); }
+
+// Where a lane's sums of one column t go: rows row, row + 8, row + 16 and row + 24 of the strip.
+struct Column {
+  int t, row;
+  u32 at;  // of the first row in y
+
+  __device__ __forceinline__ Column(const LinearParams& p, const Strip& strip, int tile, int i)
+      : t(tile * 8 + (strip.lane % 4) * 2 + i),
+        row(strip.first_row() + strip.lane / 4),
+        at(static_cast<u32>(t) * p.y_stride + row) {}
+};
+
+// The four sums of a column, in the order of rows.
+template <int kTiles>
+__device__ __forceinline__ void column_sums(const Accumulators<kTiles>& sum, int tile, int i,
+                                            float (&values)[4]) {
+#pragma unroll
+  for (int r = 0; r < 4; ++r) values[r] = sum.at[r / 2][tile][r % 2 * 2 + i];
+}
 
 // Gate rows are rows 0..7 of a tile and their up rows 8..15: a lane holds both of a pair.
 template <int kTiles>
-__device__ void store_swiglu(const LinearParams& p, const Strip& strip, const Accumulators<kTiles>& sum) {
-  const int group = strip.lane / 4;
-#pragma unroll
-  for (int row_tile = 0; row_tile < 2; ++row_tile) {
-    const int tile_row = strip.first_row() + row_tile * 16;
-    if (tile_row >= p.rows) continue;
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int t = tile * 8 + (strip.lane % 4) * 2 + i;
-        if (t >= p.tokens) continue;
-        const float value = silu(sum.at[row_tile][tile][i]) * sum.at[row_tile][tile][i + 2];
-        static_cast<u16*>(p.y)[static_cast<size_t>(t) * p.y_stride + tile_row / 2 + group] =
-            float_to_bf16(value);
-      }
-    }
-  }
-}
-
-// The squares of what was stored, summed over the strip's rows for every column t.
-template <int kTiles>
-__device__ void store_square_sums(const LinearParams& p, const Strip& strip,
-                                  const float (&squares)[kTiles][2]) {
-  const int strips = (p.rows + kStripRows - 1) / kStripRows;
+__device__ __forceinline__ void store_swiglu(const LinearParams& p, const Strip& strip,
+                                             const Accumulators<kTiles>& sum) {
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float sum = row_group_sum(squares[tile][i]);
       const int t = tile * 8 + (strip.lane % 4) * 2 + i;
-      if (strip.lane < 4 && t < p.tokens) {
-        p.square_sums[static_cast<size_t>(t) * strips + strip.index] = sum;
-      }
+      if (t >= p.tokens) continue;
+      float values[4];
+      column_sums(sum, tile, i, values);
+      const int row = strip.first_row() / 2 + strip.lane / 4;
+      u16* y = static_cast<u16*>(p.y) + static_cast<u32>(t) * p.y_stride + row;
+      if (row * 2 < p.rows) y[0] = float_to_bf16(silu(values[0]) * values[1]);
+      if (row * 2 + 16 < p.rows) y[8] = float_to_bf16(silu(values[2]) * values[3]);
     }
   }
 }
 
 template <int kTiles>
-__device__ void store_rows(const LinearParams& p, const Strip& strip, const Accumulators<kTiles>& sum) {
-  float squares[kTiles][2] = {};
+__device__ __forceinline__ void store_float(const LinearParams& p, const Strip& strip,
+                                            const Accumulators<kTiles>& sum) {
 #pragma unroll
-  for (int row_tile = 0; row_tile < 2; ++row_tile) {
+  for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
+    for (int i = 0; i < 2; ++i) {
+      const Column column(p, strip, tile, i);
+      if (column.t >= p.tokens) continue;
+      float values[4];
+      column_sums(sum, tile, i, values);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int row = strip.first_row() + row_tile * 16 + strip.lane / 4 + (i / 2) * 8;
-        const int t = tile * 8 + (strip.lane % 4) * 2 + i % 2;
-        if (row >= p.rows || t >= p.tokens) continue;
-        const size_t at = static_cast<size_t>(t) * p.y_stride + row;
-        float value = sum.at[row_tile][tile][i];
-        if (p.epilogue == kStoreFloat) {
-          static_cast<float*>(p.y)[at] = value;
-          continue;
-        }
-        if (p.epilogue == kAddResidual) value += bf16_to_float(__ldcg(p.residual + at));
-        const u16 rounded = float_to_bf16(value);
-        static_cast<u16*>(p.y)[at] = rounded;
-        squares[tile][i % 2] += bf16_to_float(rounded) * bf16_to_float(rounded);
+      for (int r = 0; r < 4; ++r) {
+        if (column.row + r * 8 < p.rows) static_cast<float*>(p.y)[column.at + r * 8] = values[r];
       }
     }
   }
-  if (p.square_sums != nullptr) store_square_sums(p, strip, squares);
+}
+
+// One column as bf16, the residual added before the one rounding; returns the sum of squares.
+__device__ __forceinline__ float store_bf16(const LinearParams& p, const Column& column,
+                                            float (&values)[4]) {
+  const int rows = p.rows - column.row;
+  if (p.epilogue == kAddResidual) {
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      if (r * 8 < rows) values[r] += bf16_to_float(load_residual(p.residual + column.at + r * 8));
+    }
+  }
+  float squares = 0.f;
+#pragma unroll
+  for (int r = 0; r < 4; ++r) {
+    if (r * 8 >= rows) continue;
+    const u16 rounded = float_to_bf16(values[r]);
+    static_cast<u16*>(p.y)[column.at + r * 8] = rounded;
+    squares += bf16_to_float(rounded) * bf16_to_float(rounded);
+  }
+  return squares;
+}
+
+template <int kTiles>
+__device__ __forceinline__ void store_rows(const LinearParams& p, const Strip& strip,
+                                           const Accumulators<kTiles>& sum) {
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const Column column(p, strip, tile, i);
+      float values[4], squares = 0.f;
+      column_sums(sum, tile, i, values);
+      if (column.t < p.tokens) squares = store_bf16(p, column, values);
+      if (p.square_sums == nullptr) continue;
+      squares = row_group_sum(squares);
+      const int strips = (p.rows + kStripRows - 1) / kStripRows;
+      if (strip.lane < 4 && column.t < p.tokens) {
+        p.square_sums[column.t * strips + strip.index] = squares;
+      }
+    }
+  }
 }
 
 // Scales of the lane's rows g, g + 8 of the first and the second tile.
@@ -467,6 +505,8 @@ __device__ __forceinline__ void finish_strip(const LinearParams& p, const Strip&
   }
   if (p.epilogue == kSwiglu) {
     store_swiglu(p, strip, sum);
+  } else if (p.epilogue == kStoreFloat) {
+    store_float(p, strip, sum);
   } else {
     store_rows(p, strip, sum);
   }
@@ -595,6 +635,15 @@ struct Window {
   bool is_whole = false;
 };
 
+// From here on what the kernel before has written may be read, and memory may be written.
+__device__ __forceinline__ void begin_reading(const LinearParams& p, const SharedLayout& shared, int thread) {
+  wait_for_previous_kernel();
+  if (p.x_square_sums != nullptr) {
+    load_norm_scales(p, shared.scales, thread / 32, thread % 32);
+    consumer_barrier();
+  }
+}
+
 template <class Format, int kTiles>
 __device__ void consume_ring(const LinearParams& p, const SharedLayout& shared, int begin, int end,
                              int thread) {
@@ -632,8 +681,12 @@ __device__ void consume_ring(const LinearParams& p, const SharedLayout& shared, 
         window.begin = window.is_whole ? block_begin : unit;
         const int count = window.is_whole ? p.units_per_block : min(window_units, end - unit);
         window.end = window.begin + count;
-        consumer_barrier();
-        load_window(p, shared, pitch, unit_columns, window.begin, count, thread);
+        if (unit == begin) {
+          begin_reading(p, shared, thread);
+        } else {
+          consumer_barrier();
+        }
+        load_window(p, shared, pitch, unit_columns, window.begin - block_begin, count, thread);
         consumer_barrier();
       }
       barrier_wait(shared.full + at.stage * 8, at.parity);
@@ -687,11 +740,6 @@ __device__ __forceinline__ void linear_small_t(const LinearParams& p) {
     const int lane = thread - kConsumers;
     if (lane < fill_threads()) fill_ring<Format>(p, shared, begin, end, lane);
     return;
-  }
-  wait_for_previous_kernel();
-  if (p.x_square_sums != nullptr) {
-    load_norm_scales(p, shared.scales, thread / 32, thread % 32);
-    consumer_barrier();
   }
   consume_ring<Format, kTiles>(p, shared, begin, end, thread);
 }

@@ -137,6 +137,8 @@ def plan_linear(layout: ImageLayout, limits: DeviceLimits) -> LinearPlan:
     candidates = [limits.num_multiprocessors * count for count in range(1, resident + 1)]
     units = layout.units
     best = min(candidates, key=lambda blocks: (-(-units // blocks) * blocks, -blocks))
+    if units * best >= 2**31:
+        fail(_OP, f"[{layout.rows}, {layout.columns}] is too large")
     return LinearPlan(layout, min(best, units))
 
 
