@@ -1,0 +1,140 @@
+"""What the launches of Gated DeltaNet take: weights, StateImages and rows of one layer.
+
+    projection of a token: q [Hk, dk], k [Hk, dk], v [Hv, dv], z [Hv, dv], b [Hv], a [Hv]
+    conv channels Cd: those of q, k and v
+
+The checks live here too, so that the step and the chunk form refuse the same arrays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ninfer.contract.model import GdnConfig
+from ninfer.kernels.device_array import DeviceArray, view_of
+from ninfer.ops.checks import fail
+from ninfer.ops.device_checks import require_alignment, require_view
+
+HEAD_DIMS: Final = (32, 64, 128)
+"""Key and value head sizes that have kernels."""
+CONV_WIDTHS: Final = (2, 3, 4)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GdnWeights:
+    """conv bf16 [Cd, W], a_log and dt_bias f32 [Hv], norm bf16 [dv]."""
+
+    conv: DeviceArray
+    a_log: DeviceArray
+    dt_bias: DeviceArray
+    norm: DeviceArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GdnMemory:
+    """windows bf16 [slots, L, Cd, W - 1], oldest first; states f32 [slots, L, Hv, dv, dk]."""
+
+    windows: DeviceArray
+    states: DeviceArray
+    layer: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GdnRows:
+    """int32: row_starts [R + 1], the first column of each row; read_slots and write_slots [R].
+
+    No row's write_slot is any row's read_slot, and write_slots differ: the caller's promise.
+    """
+
+    row_starts: DeviceArray
+    read_slots: DeviceArray
+    write_slots: DeviceArray
+
+
+def projection_width(config: GdnConfig) -> int:
+    """Columns of the projection that both forms read."""
+    return config.conv_dim + config.value_dim + 2 * config.num_value_heads
+
+
+def require_sizes(op: str, config: GdnConfig) -> None:
+    """Raises OpContractError for sizes without a kernel."""
+    if config.key_head_dim not in HEAD_DIMS or config.value_head_dim not in HEAD_DIMS:
+        sizes = f"{config.key_head_dim} and {config.value_head_dim}"
+        fail(op, f"head sizes {sizes}, expected some of {HEAD_DIMS}")
+    if config.conv_width not in CONV_WIDTHS:
+        fail(op, f"conv width {config.conv_width}, expected one of {CONV_WIDTHS}")
+    if config.num_key_heads < 1 or config.num_value_heads % config.num_key_heads:
+        heads = f"{config.num_value_heads} value heads and {config.num_key_heads} key heads"
+        fail(op, f"{heads}: not a multiple")
+
+
+def set_projection(
+    op: str, params: NDArray[np.void], config: GdnConfig, projection: DeviceArray
+) -> int:
+    """Fills projection and its stride; returns T."""
+    source = view_of(op, "projection", projection, "uint16", 2)
+    tokens, width = source.shape
+    if tokens < 1 or width != projection_width(config):
+        expected = projection_width(config)
+        fail(op, f"projection has shape {source.shape}, expected [T >= 1, {expected}]")
+    require_alignment(op, "projection", source, "uint16", 4)
+    params["projection"], params["projection_stride"] = source.address, source.row_stride
+    return tokens
+
+
+def set_output(
+    op: str, params: NDArray[np.void], config: GdnConfig, tokens: int, y: DeviceArray
+) -> None:
+    """Fills y [T, Hv * dv] and its stride."""
+    shape = (tokens, config.value_dim)
+    output = require_view(
+        op, "y", y, "uint16", shape, alignment_bytes=4, allows_row_stride=True
+    )  # fmt: skip
+    params["y"], params["y_stride"] = output.address, output.row_stride
+
+
+def set_weights(op: str, params: NDArray[np.void], config: GdnConfig, weights: GdnWeights) -> None:
+    """Fills conv, a_log and dt_bias, and the sizes that go with them."""
+    conv_shape = (config.conv_dim, config.conv_width)
+    params["conv"] = require_view(op, "conv", weights.conv, "uint16", conv_shape).address
+    heads = (config.num_value_heads,)
+    params["a_log"] = require_view(op, "a_log", weights.a_log, "float32", heads).address
+    params["dt_bias"] = require_view(op, "dt_bias", weights.dt_bias, "float32", heads).address
+    params["width"] = config.conv_width
+    params["key_heads"], params["value_heads"] = config.num_key_heads, config.num_value_heads
+
+
+def set_memory(op: str, params: NDArray[np.void], config: GdnConfig, memory: GdnMemory) -> None:
+    """Fills windows and states of the layer in slot 0, and their strides from slot to slot."""
+    windows = view_of(op, "windows", memory.windows, "uint16", 4)
+    slots, layers = windows.shape[:2]
+    if not 0 <= memory.layer < layers or slots < 1:
+        fail(op, f"layer {memory.layer} of windows {windows.shape}")
+    window = (config.conv_dim, config.conv_width - 1)
+    require_view(op, "windows", memory.windows, "uint16", (slots, layers, *window))
+    state = (config.num_value_heads, config.value_head_dim, config.key_head_dim)
+    states = require_view(
+        op, "states", memory.states, "float32", (slots, layers, *state), alignment_bytes=16
+    )
+    window_size, state_size = int(np.prod(window)), int(np.prod(state))
+    params["windows"] = windows.address + memory.layer * window_size * 2
+    params["states"] = states.address + memory.layer * state_size * 4
+    params["window_stride"], params["state_stride"] = layers * window_size, layers * state_size
+    params["num_slots"] = slots
+
+
+def set_rows(op: str, params: NDArray[np.void], rows: GdnRows) -> int:
+    """Fills row_starts and slots; returns R."""
+    reads = view_of(op, "read_slots", rows.read_slots, "int32", 1)
+    num_rows = reads.shape[0]
+    if num_rows < 1:
+        fail(op, "no rows")
+    writes = require_view(op, "write_slots", rows.write_slots, "int32", (num_rows,))
+    starts = require_view(op, "row_starts", rows.row_starts, "int32", (num_rows + 1,))
+    params["read_slots"], params["write_slots"] = reads.address, writes.address
+    params["row_starts"] = starts.address
+    return num_rows
