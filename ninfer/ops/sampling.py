@@ -147,7 +147,6 @@ def _cut(
         count = min(int(np.searchsorted(cumulative, target)) + 1, count)
     if params.min_p > 0.0:
         count = min(count, int(np.count_nonzero(weights >= params.min_p)))
-    count = max(count, 1)
     return ids[:count], log_weights[:count]
 
 

@@ -27,9 +27,12 @@ PAGES_PER_SEQUENCE = 8
 
 
 def build_executor(source: ModelSource) -> CpuExecutor:
-    """Room for MAX_SEQUENCES sequences of PAGES_PER_SEQUENCE pages."""
+    """Room for MAX_SEQUENCES sequences of PAGES_PER_SEQUENCE pages.
+
+    One thread: these models gain nothing from more, and lose much on a busy machine.
+    """
     weights = {item.name: array for item, array in source.read_float32()}
-    return CpuExecutor(source.config, weights, default_capacity())
+    return CpuExecutor(source.config, weights, default_capacity(), num_threads=1)
 
 
 def default_capacity() -> Capacity:

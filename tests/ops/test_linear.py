@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_limits
 
 from ninfer.contract.errors import OpContractError
 from ninfer.ops import linear
@@ -32,7 +33,15 @@ def test_against_plain_loops(columns: int, rows: int, num_tokens: int) -> None:
 
 
 @pytest.mark.parametrize(("columns", "rows"), SHAPES)
-def test_tiled_rows_are_the_same_bits_in_any_company(columns: int, rows: int) -> None:
+@pytest.mark.parametrize("num_threads", [1, 2, 4])
+def test_tiled_rows_are_the_same_bits_in_any_company(
+    columns: int, rows: int, num_threads: int
+) -> None:
+    with threadpool_limits(num_threads, user_api="blas"):
+        check_company(columns, rows)
+
+
+def check_company(columns: int, rows: int) -> None:
     rng = np.random.default_rng(columns)
     x, weight = f32(normal(rng, 21, columns)), f32(normal(rng, rows, columns))
     want = np.concatenate([linear.tiled(x[t : t + 1], weight) for t in range(21)])

@@ -165,6 +165,14 @@ def test_top_p_is_measured_before_the_min_p_cut() -> None:
     assert drawn == {0}
 
 
+def test_top_p_stops_where_its_mass_is_reached_exactly() -> None:
+    logits = np.zeros(4, np.float32)
+    for top_p, size in ((0.0, 1), (0.25, 1), (0.5, 2), (0.51, 3), (0.75, 3), (1.0, 4)):
+        params = SamplingParams(temperature=1.0, top_p=top_p)
+        drawn = {chosen(logits, sample_row(i, params)) for i in range(200)}
+        assert drawn == set(range(size))
+
+
 def test_greedy_and_order_ties_go_to_the_lower_id() -> None:
     logits = np.array([1.0, 3.0, 3.0, 3.0, 0.0], np.float32)
     assert chosen(logits, sample_row(0)) == 1

@@ -193,7 +193,7 @@ async def test_non_finite_logits_fail_their_row_only() -> None:
     source = open_model(GOLDENS / "qwen3_5-dense" / "model")
     weights = {item.name: array.copy() for item, array in source.read_float32()}
     weights["embed_tokens"][7] = np.nan
-    executor = CpuExecutor(source.config, weights, driver.default_capacity())
+    executor = CpuExecutor(source.config, weights, driver.default_capacity(), num_threads=1)
     sound = driver.build_executor(source)
     try:
         await check_poisoned_row(executor, sound)
@@ -219,6 +219,20 @@ async def check_poisoned_row(executor: CpuExecutor, sound: CpuExecutor) -> None:
     )
     assert got[1] == RowOutput(None, is_finite=False)
     assert (got[0], got[2]) == (want[0], want[2])
+
+
+async def test_numbers_that_overflow_are_no_failure_of_the_device() -> None:
+    # Warnings are errors here: one that left the thread would arrive as a DeviceError.
+    source = open_model(GOLDENS / "qwen3_5-dense" / "model")
+    weights = {item.name: array.copy() for item, array in source.read_float32()}
+    weights["embed_tokens"][7, ::2] = 3e38
+    weights["norm"][:] = np.inf
+    executor = CpuExecutor(source.config, weights, driver.default_capacity(), num_threads=1)
+    try:
+        output = await executor.prefill(driver.sequence().row([7, 7], samples=True))
+    finally:
+        executor.close()
+    assert output == RowOutput(None, is_finite=False)
 
 
 async def test_unexpected_failures_become_device_errors(hybrid: CpuExecutor) -> None:
@@ -268,7 +282,7 @@ def test_weights_must_match_the_configuration() -> None:
         CpuExecutor(source.config, missing, driver.default_capacity())
     weights["norm"] = weights["norm"][:-1]
     with pytest.raises(InvariantError, match=r"weight norm is float32 \(95,\)"):
-        CpuExecutor(source.config, weights, driver.default_capacity())
+        CpuExecutor(source.config, weights, driver.default_capacity(), num_threads=1)
 
 
 SPECS = {
