@@ -182,10 +182,10 @@ def _ring_rows(bench: Bench, formats: list[WeightFormat]) -> Iterator[dict[str, 
         for blocks, resident, stages in RINGS:
             plan = LinearPlan(layout, min(layout.units, blocks * limits.num_multiprocessors))
             for tokens, lookahead in itertools.product((1, 8), (0, 4, 8)):
-                ring = linear_small_t.shape_ring(
-                    plan, tokens, limits, max_stages=stages, resident_blocks=resident
-                )
-                ring = dataclasses.replace(ring, lookahead=lookahead)
+                ring = linear_small_t.fit_ring(
+                    plan, tokens, limits,
+                    resident_blocks=resident, max_stages=stages, lookahead=lookahead,
+                )  # fmt: skip
                 row = bench.measure(case.with_plan(plan), tokens, ring=ring)
                 yield {**row, "blocks": blocks, "resident": resident}
         del case

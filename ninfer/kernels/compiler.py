@@ -25,7 +25,13 @@ class KernelCompileError(InvariantError):
 
     def __init__(self, source: str, architecture: str, log: str) -> None:
         super().__init__(f"kernel {source} does not compile for {architecture}: {log.strip()}")
+        self.source = source
+        self.architecture = architecture
         self.log = log
+
+    def __reduce__(self) -> tuple[type[KernelCompileError], tuple[str, str, str]]:
+        """Crosses process borders whole: kernels are built in a pool."""
+        return type(self), (self.source, self.architecture, self.log)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -46,8 +47,6 @@ SCALE_GROUP: Final = 16
 """Columns that share a scale in nvfp4."""
 E2M1_SHIFT: Final = 256.0
 """The kernel's e2m1 products come out so much too small; row scales make up for it."""
-_STRIPS_BY_ROWS: Final = ((8192, 2), (16384, 4))
-"""(most rows, strips of a row block); more rows take 8. Measured: bench/results/NOTES.md."""
 
 
 class WeightFormat(Enum):
@@ -71,6 +70,19 @@ class WeightFormat(Enum):
         return parts * PART_BYTES + (64 if self is WeightFormat.FP8_BLOCK else 0)
 
 
+_ANY_ROWS: Final = 2**31
+_FP8_STRIPS: Final = ((4096, 1), (8192, 4), (_ANY_ROWS, 8))
+_STRIPS_BY_ROWS: Final = MappingProxyType(
+    {
+        WeightFormat.BF16: ((4096, 1), (_ANY_ROWS, 4)),
+        WeightFormat.FP8_ROW: _FP8_STRIPS,
+        WeightFormat.FP8_BLOCK: _FP8_STRIPS,
+        WeightFormat.NVFP4: ((8192, 2), (32768, 4), (_ANY_ROWS, 8)),
+    }
+)
+"""(most rows, strips of a row block) of each format, as measured: bench/results/NOTES.md."""
+
+
 @dataclass(frozen=True, slots=True)
 class ImageLayout:
     """Sizes of the image of a matrix [rows, columns]. strips_per_block is 1, 2, 4 or 8."""
@@ -83,8 +95,8 @@ class ImageLayout:
     @classmethod
     def of(cls, fmt: WeightFormat, rows: int, columns: int) -> ImageLayout:
         """The layout for this shape: row blocks small enough that few thread blocks share one."""
-        strips = next((count for most, count in _STRIPS_BY_ROWS if rows <= most), PARTS_PER_UNIT)
-        return cls(fmt, rows, columns, strips)
+        steps = _STRIPS_BY_ROWS[fmt]
+        return cls(fmt, rows, columns, next(count for most, count in steps if rows <= most))
 
     def __post_init__(self) -> None:
         if self.strips_per_block not in (1, 2, 4, 8):

@@ -41,9 +41,9 @@ _OP: Final = "linear_small_t"
 MAX_TOKENS: Final = 16
 COLUMN_TILE: Final = 8
 THREADS: Final = 288
-LOOKAHEAD_UNITS: Final = 0
-MAX_STAGES: Final = 6
 _LEAST_STAGES: Final = 4
+_LONG_STRETCH_UNITS: Final = 24
+_UNITS_FOR_TWO_BLOCKS: Final = 8
 _BARRIER_BYTES: Final = 12 * 8 * 2 + 64
 _BLOCK_RESERVE_BYTES: Final = 1024
 _PARAMS: Final = np.dtype(
@@ -96,7 +96,7 @@ class RingShape:
     stages: int
     window: int
     shared_bytes: int
-    lookahead: int = LOOKAHEAD_UNITS
+    lookahead: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,14 +132,15 @@ def reference(
 
 
 def plan_linear(layout: ImageLayout, limits: DeviceLimits) -> LinearPlan:
-    """One or two thread blocks a multiprocessor, whichever leaves the fullest last wave."""
-    resident = _resident_blocks(limits)
-    candidates = [limits.num_multiprocessors * count for count in range(1, resident + 1)]
+    """One thread block a multiprocessor; two where decoding, not memory, would be the limit."""
     units = layout.units
-    best = min(candidates, key=lambda blocks: (-(-units // blocks) * blocks, -blocks))
-    if units * best >= 2**31:
+    count = 1
+    if layout.format is WeightFormat.NVFP4 and _can_share(limits):
+        count = 2 if units >= _UNITS_FOR_TWO_BLOCKS * limits.num_multiprocessors else 1
+    blocks = count * limits.num_multiprocessors
+    if units * blocks >= 2**31:
         fail(_OP, f"[{layout.rows}, {layout.columns}] is too large")
-    return LinearPlan(layout, min(best, units))
+    return LinearPlan(layout, min(blocks, units))
 
 
 def workspace_size(plan: LinearPlan, max_tokens: int = MAX_TOKENS) -> int:
@@ -150,24 +151,38 @@ def workspace_size(plan: LinearPlan, max_tokens: int = MAX_TOKENS) -> int:
     return slots * layout.strips_per_block * STRIP_ROWS * tiles * COLUMN_TILE
 
 
-def shape_ring(
+def shape_ring(plan: LinearPlan, tokens: int, limits: DeviceLimits) -> RingShape:
+    """How launches of this plan use shared memory; measured, see bench/results/NOTES.md.
+
+    Long stretches take all of a multiprocessor and look ahead; short ones leave room for the next
+    kernel of a chain; two blocks of one kernel share with shallow rings.
+    """
+    if plan.thread_blocks > limits.num_multiprocessors:
+        return fit_ring(plan, tokens, limits, resident_blocks=2, max_stages=3, lookahead=0)
+    if plan.max_units >= _LONG_STRETCH_UNITS or not _can_share(limits):
+        return fit_ring(plan, tokens, limits, resident_blocks=1, max_stages=8, lookahead=4)
+    return fit_ring(plan, tokens, limits, resident_blocks=2, max_stages=6, lookahead=0)
+
+
+def fit_ring(
     plan: LinearPlan,
     tokens: int,
     limits: DeviceLimits,
     *,
-    max_stages: int = MAX_STAGES,
-    resident_blocks: int | None = None,
+    resident_blocks: int,
+    max_stages: int,
+    lookahead: int,
 ) -> RingShape:
-    """Fit a ring and a window into a block's share of shared memory.
+    """Fit a ring and a window into what a block has when `resident_blocks` share a multiprocessor.
 
-    The window grows to what a block's stretch needs as long as four stages remain.
+    The window grows to what a block's stretch needs as long as four stages remain; it gives way
+    to fewer only where a single unit of x would not fit. Raises OpContractError if nothing fits.
     """
     layout = plan.layout
     stage_bytes = layout.format.unit_bytes()
     step = max(64, layout.unit_columns)
     pad = 8 if layout.format is WeightFormat.NVFP4 else 32
-    resident = resident_blocks or _resident_blocks(limits)
-    share = limits.shared_bytes_per_multiprocessor // resident
+    share = limits.shared_bytes_per_multiprocessor // resident_blocks
     tiles = -(-tokens // COLUMN_TILE)
     fixed_bytes = _BARRIER_BYTES + (PARTS_PER_UNIT - layout.strips_per_block) * tiles * 1024
     budget = min(limits.shared_bytes_per_block, share - _BLOCK_RESERVE_BYTES) - fixed_bytes
@@ -183,7 +198,8 @@ def shape_ring(
         fail(_OP, f"{tokens} columns do not fit the shared memory of {limits.name}")
     window_bytes = (window + pad) * pitch_bytes
     stages = min(max_stages, (budget - window_bytes) // stage_bytes)
-    return RingShape(stages, window, stages * stage_bytes + fixed_bytes + window_bytes)
+    shared_bytes = stages * stage_bytes + fixed_bytes + window_bytes
+    return RingShape(stages, window, shared_bytes, lookahead)
 
 
 def launch(
@@ -248,9 +264,9 @@ def launch(
     )
 
 
-def _resident_blocks(limits: DeviceLimits) -> int:
-    """Two blocks share a multiprocessor where its shared memory allows two deep rings."""
-    return 2 if limits.shared_bytes_per_multiprocessor >= 200 * 1024 else 1
+def _can_share(limits: DeviceLimits) -> bool:
+    """Whether two blocks with deep rings fit one multiprocessor."""
+    return limits.shared_bytes_per_multiprocessor >= 200 * 1024
 
 
 def _set_weight(params: NDArray[np.void], weight: PackedLinear) -> None:

@@ -194,8 +194,9 @@ def test_arrays_that_do_not_fit_the_layout_are_refused() -> None:
         interleave_gate_up(np.zeros((24, 8), np.uint8))
 
 
-def test_narrow_matrices_take_small_row_blocks() -> None:
-    strips = [
-        ImageLayout.of(WeightFormat.BF16, rows, 512).strips_per_block for rows in (2560, 248320)
-    ]
-    assert strips[0] < strips[1] == 8
+@pytest.mark.parametrize("fmt", list(WeightFormat))
+def test_narrow_matrices_take_small_row_blocks(fmt: WeightFormat) -> None:
+    rows = (64, 2560, 5120, 18432, 248320)
+    strips = [ImageLayout.of(fmt, count, 512).strips_per_block for count in rows]
+    assert strips == sorted(strips)
+    assert strips[0] < strips[-1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from ninfer.contract.errors import OpContractError
 from ninfer.ops import linear_pack, linear_small_t, rms_norm
 from ninfer.ops.float_codecs import bf16_to_float, e2m1_to_float, e4m3_to_float, float_to_bf16
 from ninfer.ops.linear_packing import (
@@ -192,6 +195,33 @@ def test_columns_match_float64_and_do_not_depend_on_their_number(
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
+def test_a_plan_that_cannot_be_resident_is_refused(device: Device, fmt: WeightFormat) -> None:
+    packed = upload(device, make_weight(fmt, 4128, 2560))
+    limits = device.kernels.limits
+    crowded = linear_small_t.LinearPlan(packed.plan.layout, 3 * limits.num_multiprocessors)
+    with pytest.raises(OpContractError, match="resident"):
+        run(device, dataclasses.replace(packed, plan=crowded), random_x(1, 2560))
+
+
+@pytest.mark.parametrize("thread_blocks", [1, 2, 7, 131, 264])
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_any_split_gives_the_product(device: Device, fmt: WeightFormat, thread_blocks: int) -> None:
+    """Blocks that own many row blocks, and row blocks that many blocks share."""
+    for rows, columns, strips in ((544, 1040, 1), (96, 16384, 4)):
+        weight = make_weight(fmt, rows, columns, strips=strips)
+        packed = upload(device, weight)
+        plan = linear_small_t.LinearPlan(weight.layout, min(thread_blocks, weight.layout.units))
+        packed = dataclasses.replace(packed, plan=plan)
+        ring = linear_small_t.fit_ring(
+            plan, 9, device.kernels.limits, resident_blocks=2, max_stages=3, lookahead=2
+        )
+        x = random_x(9, columns)
+        got = run(device, packed, x, epilogue=Epilogue.STORE_FLOAT, ring=ring)
+        want = linear_small_t.reference(bf16_to_float(x).astype(np.float64), weight.decoded)
+        assert_near(got, want, 1e-4)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
 def test_a_column_of_nan_spoils_no_other(device: Device, fmt: WeightFormat) -> None:
     packed = upload(device, make_weight(fmt, 528, 1040))
     x = random_x(9, 1040)
@@ -259,13 +289,13 @@ def test_ring_shape_changes_no_bit(device: Device, fmt: WeightFormat) -> None:
     x = random_x(8, 1408)
     limits = device.kernels.limits
     want = run(device, packed, x, epilogue=Epilogue.STORE_FLOAT)
-    for stages in (2, 3, 6):
-        for resident in (2, 3):
-            ring = linear_small_t.shape_ring(
-                packed.plan, 8, limits, max_stages=stages, resident_blocks=resident
-            )
-            got = run(device, packed, x, epilogue=Epilogue.STORE_FLOAT, ring=ring)
-            assert (got == want).all()
+    for stages, resident, lookahead in itertools.product((2, 3, 6), (2, 3), (0, 5)):
+        ring = linear_small_t.fit_ring(
+            packed.plan, 8, limits,
+            resident_blocks=resident, max_stages=stages, lookahead=lookahead,
+        )  # fmt: skip
+        got = run(device, packed, x, epilogue=Epilogue.STORE_FLOAT, ring=ring)
+        assert (got == want).all()
 
 
 @pytest.mark.parametrize("is_chained", [False, True])
