@@ -42,8 +42,7 @@ SHAPES: Final = {
     "27b gate_up": (34816, 5120),
     "27b down": (5120, 17408),
 }
-RING_SHAPES: Final = ("4b out_proj", "4b in_proj", "4b gate_up", "27b gate_up", "27b down")
-RINGS: Final = ((1, 1, 8), (1, 2, 6), (2, 2, 3), (2, 2, 6))
+RINGS: Final = ((1, 1, 8), (1, 2, 6), (2, 2, 3))
 """(thread blocks a multiprocessor, blocks that share its memory, most stages)."""
 TOKENS: Final = (1, 2, 4, 8, 16)
 CHAIN_BYTES: Final = 1 << 30
@@ -151,7 +150,7 @@ def main() -> None:
     bench = Bench()
     print(f"R = {bench.read_rate / 1e12:.3f} TB/s, read only", flush=True)
     rows = list(
-        _ring_rows(bench, formats) if arguments.rings else _table_rows(bench, names, formats)
+        _ring_rows(bench, names, formats) if arguments.rings else _table_rows(bench, names, formats)
     )
     name = "linear_small_t_rings" if arguments.rings else "linear_small_t"
     record = {**environment(cp), "read_rate": bench.read_rate, "rows": rows}
@@ -174,14 +173,16 @@ def _table_rows(
         cp.get_default_memory_pool().free_all_blocks()
 
 
-def _ring_rows(bench: Bench, formats: list[WeightFormat]) -> Iterator[dict[str, Any]]:
+def _ring_rows(
+    bench: Bench, names: list[str], formats: list[WeightFormat]
+) -> Iterator[dict[str, Any]]:
     limits = bench.kernels.limits
-    for name, fmt, strips in itertools.product(RING_SHAPES, formats, (1, 2, 4, 8)):
+    for name, fmt, strips in itertools.product(names, formats, (1, 2, 4, 8)):
         case = bench.make_case(name, fmt, strips)
         layout = case.packed[0].plan.layout
         for blocks, resident, stages in RINGS:
             plan = LinearPlan(layout, min(layout.units, blocks * limits.num_multiprocessors))
-            for tokens, lookahead in itertools.product((1, 8), (0, 4, 8)):
+            for tokens, lookahead in itertools.product((1, 8), (0, 4)):
                 ring = linear_small_t.fit_ring(
                     plan, tokens, limits,
                     resident_blocks=resident, max_stages=stages, lookahead=lookahead,
