@@ -67,6 +67,13 @@ def _check_values(request: GenerationRequest, vocab_size: int) -> None:
         raise RequestError(
             "invalid_value", f"max_tokens is {request.max_tokens}, at least 0", "max_tokens"
         )
+    top_logprobs = request.sampling.top_logprobs
+    if top_logprobs is not None and not 0 <= top_logprobs <= vocab_size:
+        raise RequestError(
+            "invalid_value",
+            f"top_logprobs is {top_logprobs}, 0 to {vocab_size}",
+            "top_logprobs",
+        )
     biased_ids = [token_id for token_id, _ in request.sampling.logit_bias]
     for param, token_ids in (
         ("logit_bias", biased_ids),

@@ -150,8 +150,11 @@ class ModelFrontend:
             ),
             logit_bias=params.logit_bias,
             seed=secrets.randbits(64) if seed is None else seed & _SEED_MASK,
-            top_logprobs=params.top_logprobs,
+            top_logprobs=self._usable_top_logprobs(params.top_logprobs),
         )
+
+    def _usable_top_logprobs(self, top_logprobs: int | None) -> int | None:
+        return None if top_logprobs is None else min(top_logprobs, self._vocab_size)
 
     def _usable_top_k(self, top_k: int) -> int:
         return top_k if 0 < top_k < self._vocab_size else 0

@@ -86,3 +86,14 @@ def test_suppressed_id_outside_the_vocabulary(token_id: int) -> None:
     with pytest.raises(RequestError) as caught:
         check(1, 1, suppressed_ids=(3, token_id))
     assert (caught.value.code, caught.value.param) == ("invalid_value", "stop_token_ids")
+
+
+@pytest.mark.parametrize("top_logprobs", [-1, 11])
+def test_more_alternatives_than_the_vocabulary_has(top_logprobs: int) -> None:
+    with pytest.raises(RequestError) as caught:
+        check(5, 5, sampling=SamplingParams(top_logprobs=top_logprobs))
+    assert (caught.value.code, caught.value.param) == ("invalid_value", "top_logprobs")
+
+
+def test_as_many_alternatives_as_the_vocabulary_has() -> None:
+    assert check(5, 5, sampling=SamplingParams(top_logprobs=10)).num_tokens == 5

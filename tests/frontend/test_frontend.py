@@ -102,6 +102,12 @@ class TestSampling:
     def test_top_k_off(self, asked: int, used: int) -> None:
         assert build(top_k=asked).sampling.top_k == used
 
+    @pytest.mark.parametrize(("asked", "used"), [(None, None), (0, 0), (20, 20), (5000, 4096)])
+    def test_alternatives_end_with_the_vocabulary(
+        self, asked: int | None, used: int | None
+    ) -> None:
+        assert build(top_logprobs=asked).sampling.top_logprobs == used
+
     def test_every_unseeded_request_has_its_own_seed(self) -> None:
         seeds = {build().sampling.seed for _ in range(20)}
         assert len(seeds) == 20
