@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -26,7 +25,7 @@ def measure_read_rate(cp: Any, kernels: KernelLibrary, stream: Any, *, total_byt
     params = np.zeros((), _PARAMS)
     params["data"], params["sink"] = data.data.ptr, sink.data.ptr
     params["chunks"], params["stages"] = total_bytes // _STAGE_BYTES, _STAGES
-    function = kernels.function("stream_read", "stream_read", directory=Path(__file__).parent)
+    function = kernels.function("stream_read", "stream_read")
     shared_bytes = _STAGES * (_STAGE_BYTES + 16)
     function.reserve_shared(shared_bytes)
     stream.synchronize()

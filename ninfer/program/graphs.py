@@ -29,16 +29,21 @@ class DecodeGraphs(Generic[G]):
     """Graphs of batches of 1 .. max_rows rows."""
 
     def __init__(
-        self, driver: GraphDriver[Any], enqueue: Callable[[int], None], max_rows: int
+        self,
+        driver: GraphDriver[Any],
+        max_rows: int,
+        *,
+        warm_up: Callable[[int], None],
+        enqueue: Callable[[int], None],
     ) -> None:
-        """Run `enqueue(num_rows)` once for each size, so that all kernels are loaded and nothing
-        is set up during a capture, then capture it."""
+        """For each size run `warm_up(num_rows)`, which queues the same on harmless inputs, so that
+        all kernels are loaded and nothing is set up during a capture; then capture `enqueue`."""
         if max_rows < 1:
             raise InvariantError(f"graphs for batches of up to {max_rows} rows")
         self._driver = driver
         self._graphs: list[Any] = []
         for num_rows in range(1, max_rows + 1):
-            enqueue(num_rows)
+            warm_up(num_rows)
             driver.synchronize()
             self._graphs.append(driver.capture(partial(enqueue, num_rows)))
 

@@ -1,7 +1,7 @@
-"""From an opened model to a Program: plan, read the weights, build the executor.
+"""From an opened model to a Program: choose the executor, plan, read the weights, build it.
 
 The plan comes before the first byte is read, so what cannot fit fails at once. A failure later on
-leaves nothing half-loaded behind.
+leaves nothing half-loaded behind. The CUDA executor and what it needs are imported once chosen.
 """
 
 from __future__ import annotations
@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
-import numpy as np
-
 from ninfer.contract.arrays import Float32Array
-from ninfer.contract.errors import InvariantError, OptionError
-from ninfer.contract.model import ModelConfig, ModelObject, ModelSource
+from ninfer.contract.errors import OptionError
+from ninfer.contract.model import ModelConfig, ModelSource
 from ninfer.contract.units import Capacity, Executor, MemoryPlan
 from ninfer.options import EngineOptions, flag_of
 from ninfer.program import host_cpus, host_memory, memory_costs
 from ninfer.program.planner import plan_memory
 from ninfer.program.program import ModelProgram
+from ninfer.program.weight_reader import read_weights
 
 
 def load_program(
@@ -27,14 +26,56 @@ def load_program(
     """Load the text component; may run in a thread.
 
     `progress(stage, done_bytes, total_bytes)` is called with stage "weights", first with nothing
-    done and after each object. Raises OptionError (executor, memory, context) and ModelFileError.
+    done and after each object. Raises OptionError (executor, memory, context), ModelFileError and
+    DeviceError.
     """
-    plan = plan_model(source, options)
+    if _takes_cuda(options):
+        from ninfer.program.cuda_loader import load_cuda
+
+        executor, plan = load_cuda(source, options, progress)
+        return ModelProgram(source.config, executor, plan.capacity), plan
+    return _load_cpu(source, options, progress)
+
+
+def plan_model(source: ModelSource, options: EngineOptions) -> MemoryPlan:
+    """The plan `load_program` would follow now, without reading a weight. Raises OptionError and
+    DeviceError."""
+    if _takes_cuda(options):
+        from ninfer.program.cuda_loader import plan_cuda
+
+        return plan_cuda(source, options)
+    return _plan_cpu(source, options)
+
+
+def _takes_cuda(options: EngineOptions) -> bool:
+    """Raises OptionError when a GPU is asked for and none can be used, and for GPU settings on the
+    CPU."""
+    if options.executor != "cpu":
+        from ninfer.program.executors.cuda_device import unusable_reason
+
+        reason = unusable_reason(options.device)
+        if reason is None:
+            return True
+        if options.executor == "cuda":
+            raise OptionError(flag_of("executor"), f"cuda cannot be used: {reason}")
+    if options.weights != "auto" or options.kv_dtype != "bf16":
+        name = "weights" if options.weights != "auto" else "kv_dtype"
+        raise OptionError(
+            flag_of(name), "only the CUDA executor has it; the CPU executor computes in float32"
+        )
+    return False
+
+
+def _load_cpu(
+    source: ModelSource, options: EngineOptions, progress: Callable[[str, int, int], None]
+) -> tuple[ModelProgram, MemoryPlan]:
+    plan = _plan_cpu(source, options)
     weights: dict[str, Float32Array] = {}
     with ExitStack() as undo:
         undo.callback(weights.clear)
         try:
-            _read_weights(source, weights, progress)
+            for name, array in read_weights(source, progress):
+                weights[name] = array
             executor = _cpu_executor(source.config, weights, plan.capacity, options)
         except MemoryError as error:
             raise OptionError(
@@ -47,10 +88,7 @@ def load_program(
     return program, plan
 
 
-def plan_model(source: ModelSource, options: EngineOptions) -> MemoryPlan:
-    """The plan `load_program` would follow now, without reading a weight. Raises OptionError."""
-    if options.executor == "cuda":
-        raise OptionError(flag_of("executor"), "this build has no CUDA executor yet")
+def _plan_cpu(source: ModelSource, options: EngineOptions) -> MemoryPlan:
     available = host_memory.available_bytes()
     if available is None:
         available = options.memory_budget
@@ -64,32 +102,6 @@ def plan_model(source: ModelSource, options: EngineOptions) -> MemoryPlan:
         weights_bytes=memory_costs.weights_bytes_of(source.objects),
         available_bytes=available,
     )
-
-
-def _read_weights(
-    source: ModelSource,
-    weights: dict[str, Float32Array],
-    progress: Callable[[str, int, int], None],
-) -> None:
-    missing = {item.name: item for item in source.objects if item.component == "text"}
-    done, total = 0, memory_costs.weights_bytes_of(source.objects)
-    progress("weights", done, total)
-    for item, array in source.read_float32():
-        _check_object(missing.pop(item.name, None), item, array)
-        weights[item.name] = array
-        done += array.nbytes
-        progress("weights", done, total)
-    if missing:
-        raise InvariantError(f"{source.path}: {', '.join(missing)} were not read")
-
-
-def _check_object(expected: ModelObject | None, item: ModelObject, array: Float32Array) -> None:
-    if expected is None:
-        raise InvariantError(f"{item.name} was read twice or is not an object of the model")
-    if array.shape != expected.shape or array.dtype != np.float32:
-        raise InvariantError(
-            f"{item.name} was read as {array.dtype} {array.shape}, not float32 {expected.shape}"
-        )
 
 
 def _cpu_executor(

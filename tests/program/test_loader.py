@@ -18,6 +18,7 @@ from ninfer.contract.sampling import SamplingParams
 from ninfer.convert.source import open_model
 from ninfer.options import EngineOptions
 from ninfer.program import host_memory
+from ninfer.program.executors.cuda_device import unusable_reason
 from ninfer.program.loader import load_program, plan_model
 from tests.helpers.model_paths import GOLDEN, golden_model
 from tests.helpers.program_driver import decode, prefill
@@ -138,10 +139,24 @@ def test_what_cannot_fit_fails_before_a_weight_is_read() -> None:
     assert source.given_out == []
 
 
-def test_cuda_is_refused_by_name() -> None:
-    with pytest.raises(OptionError, match=r"--executor: .*no CUDA executor") as caught:
+@pytest.mark.skipif(unusable_reason() is None, reason="a GPU can be used here")
+def test_cuda_is_refused_by_name_where_there_is_none() -> None:
+    with pytest.raises(OptionError, match=r"--executor: cuda cannot be used: ") as caught:
         load_program(open_model(golden_model(CASE)), EngineOptions(executor="cuda"), ignore)
     assert caught.value.option == "--executor"
+
+
+@pytest.mark.parametrize(
+    ("options", "flag"),
+    [
+        (EngineOptions(executor="cpu", weights="fp8"), "--weights"),
+        (EngineOptions(executor="cpu", weights="bf16", kv_dtype="int8"), "--weights"),
+        (EngineOptions(executor="cpu", kv_dtype="fp8"), "--kv-dtype"),
+    ],
+)
+def test_settings_of_a_gpu_are_refused_on_the_cpu(options: EngineOptions, flag: str) -> None:
+    with pytest.raises(OptionError, match=f"{flag}: only the CUDA executor has it"):
+        plan_model(open_model(golden_model(CASE)), options)
 
 
 def test_a_system_that_hides_its_memory_needs_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:

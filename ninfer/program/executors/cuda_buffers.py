@@ -83,10 +83,16 @@ def carve_buffers(
         square_sums=arena.take((sizes.max_small, -(-hidden // 32)), "float32"),
         projected=arena.take((sizes.max_tokens * _widest_projection(config),), "uint16"),
         mixed=arena.take((sizes.max_tokens * _widest_mixed(config),), "uint16"),
-        logits=arena.take((sizes.max_small, config.vocab_size), "float32"),
+        logits=_logits(arena, sizes.max_small, config.vocab_size),
         partials=arena.take((partials,), "float32"),
         unpacked=arena.take((unpacked,), "uint16"),
     )
+
+
+def _logits(arena: Arena, rows: int, vocab_size: int) -> DeviceTensor:
+    """Rows start at multiples of 16 bytes."""
+    padded = -(-vocab_size // 4) * 4
+    return arena.take((rows, padded), "float32").columns(0, vocab_size)
 
 
 def qkv_width(config: ModelConfig) -> int:

@@ -6,7 +6,7 @@ the executor allocates at start only, and gives everything back at the end.
 
 from __future__ import annotations
 
-import ctypes.util
+import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,9 +18,11 @@ from ninfer.contract.errors import DeviceError, InvariantError
 from ninfer.kernels.library import KernelLibrary
 from ninfer.program.executors.cuda_driver import Graph, HostArray
 from ninfer.program.executors.cuda_tensor import DeviceTensor
+from ninfer.program.executors.cuda_trace import TracedLibrary
 
 _HOST_TO_DEVICE: Final = 1
 _DEVICE_TO_HOST: Final = 2
+_DEVICE_TO_DEVICE: Final = 3
 _SUCCESS: Final = 0
 _NOT_READY: Final = 600
 _OUT_OF_MEMORY: Final = 2
@@ -35,7 +37,7 @@ _LEAST_BYTES: Final = 1 << 10
 
 def unusable_reason(index: int = 0) -> str | None:
     """Why device `index` cannot be used, or None. Does not import CuPy without a driver library."""
-    if ctypes.util.find_library("cuda") is None and not _driver_loads():
+    if not _driver_loads():
         return "there is no NVIDIA driver library"
     try:
         import cupy
@@ -139,6 +141,10 @@ class CudaDevice:
                 target.ctypes.data, source, target.nbytes, _DEVICE_TO_HOST, self.stream
             )
 
+    def copy(self, target: int, source: int, num_bytes: int) -> None:
+        with self._checked("copy"):
+            self._runtime.memcpyAsync(target, source, num_bytes, _DEVICE_TO_DEVICE, self.stream)
+
     def fill(self, target: int, byte: int, num_bytes: int) -> None:
         with self._checked("fill"):
             self._runtime.memsetAsync(target, byte, num_bytes, self.stream)
@@ -188,6 +194,62 @@ class CudaDevice:
         with self._checked("synchronize"):
             self._stream.synchronize()
 
+    def measure(self, enqueue: Callable[[], None]) -> float:
+        with self._checked("measurement"):
+            start, end = self._cupy.cuda.Event(), self._cupy.cuda.Event()
+            start.record(self._stream)
+            enqueue()
+            end.record(self._stream)
+            end.synchronize()
+            milliseconds = self._cupy.cuda.get_elapsed_time(start, end)
+        return float(milliseconds) * 1e-3
+
+    @contextmanager
+    def traced(self, on_launch: Callable[[str], None]) -> Iterator[None]:
+        library = self._kernels
+        self._kernels = TracedLibrary(library, on_launch)
+        try:
+            yield
+        finally:
+            self._kernels = library
+
+    def time_families(self, enqueue: Callable[[], None]) -> dict[str, float]:
+        events: list[Any] = [self._cupy.cuda.Event()]
+        families: list[str] = []
+
+        def enqueue_with_events() -> None:
+            self._record_external(events[0])
+            enqueue()
+
+        def add_event(family: str) -> None:
+            families.append(family)
+            events.append(self._cupy.cuda.Event())
+            self._record_external(events[-1])
+
+        with self.traced(add_event):
+            graph = self.capture(enqueue_with_events)
+        # The first replay only warms up: the events hold the times of the last one.
+        for _ in range(2):
+            self.replay(graph)
+            self.synchronize()
+        seconds: dict[str, float] = {}
+        with self._checked("measurement"):
+            for family, start, end in zip(families, events, events[1:], strict=False):
+                elapsed = float(self._cupy.cuda.get_elapsed_time(start, end)) * 1e-3
+                seconds[family] = seconds.get(family, 0.0) + elapsed
+        return seconds
+
+    def _record_external(self, event: Any) -> None:
+        """An event as a node of the graph that is being captured."""
+        from cuda.bindings import driver
+
+        flags = driver.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL
+        (status,) = driver.cuEventRecordWithFlags(
+            driver.CUevent(event.ptr), driver.CUstream(self.stream), flags
+        )
+        if status != driver.CUresult.CUDA_SUCCESS:
+            raise DeviceError(f"cuda: an event was not recorded: {status}")
+
     def close(self) -> None:
         """After a failure the runtime refuses to free; the process's end does it then."""
         errors = (self._runtime.CUDARuntimeError,)
@@ -217,7 +279,7 @@ class CudaDevice:
 
 
 def _driver_loads() -> bool:
-    """ldconfig may not list a driver that the loader still finds (containers)."""
+    """Takes a millisecond where there is no driver, and CuPy a second to import."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -7,6 +7,7 @@ the driver can be built, planned and tested without a device.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias
 
 from numpy.typing import NDArray
@@ -48,6 +49,9 @@ class CudaDriver(Protocol):
     def download(self, target: HostArray, source: int) -> None:
         """Queue a copy into a contiguous host array."""
 
+    def copy(self, target: int, source: int, num_bytes: int) -> None:
+        """Queue a copy inside the device's memory."""
+
     def fill(self, target: int, byte: int, num_bytes: int) -> None:
         """Queue setting every byte."""
 
@@ -70,6 +74,16 @@ class CudaDriver(Protocol):
 
     def synchronize(self) -> None:
         """Block until everything queued has run."""
+
+    def measure(self, enqueue: Callable[[], None]) -> float:
+        """Seconds the device takes for what `enqueue` queues; blocks."""
+
+    def traced(self, on_launch: Callable[[str], None]) -> AbstractContextManager[None]:
+        """While it is open, every kernel launch reports its family."""
+
+    def time_families(self, enqueue: Callable[[], None]) -> dict[str, float]:
+        """Seconds by kernel family of what `enqueue` queues, captured with an event behind every
+        kernel; blocks. The time of copies counts for the kernel behind them."""
 
     def close(self) -> None:
         """Release what the driver owns; idempotent, never raises."""

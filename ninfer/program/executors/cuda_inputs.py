@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ninfer.contract.arrays import IntArray
 from ninfer.contract.units import UnitRow
 from ninfer.program.executors.cuda_driver import CudaDriver, HostArray
-from ninfer.program.executors.cuda_tensor import Arena, DeviceTensor
+from ninfer.program.executors.cuda_tensor import DeviceTensor
 
 _ALIGNMENT_BYTES = 16
 
@@ -74,21 +74,19 @@ def block_bytes(max_rows: int, max_tokens: int) -> int:
 class UnitInputs:
     """The block of one kind of unit: decode (a column a row) or prefill (one row).
 
-    `page_tables` [max_rows, P] are its own rows of the device's page tables.
+    block         uint8 of `block_bytes`
+    page_tables   int32 [max rows, P], its own
     """
 
-    def __init__(
-        self, driver: CudaDriver, arena: Arena, page_tables: DeviceTensor, *, max_tokens: int
-    ) -> None:
+    def __init__(self, driver: CudaDriver, block: DeviceTensor, page_tables: DeviceTensor) -> None:
         self._driver = driver
-        self._max_rows, max_pages = page_tables.shape
         self._page_tables = page_tables
-        size = block_bytes(self._max_rows, max_tokens)
-        self._device = arena.take((size,), "uint8")
-        self._host = driver.allocate_pinned(size)
-        tables = driver.allocate_pinned(self._max_rows * max_pages * 4)
-        self._tables: IntArray = tables.view(np.int32).reshape(self._max_rows, max_pages)
-        self._num_pages = [0] * self._max_rows
+        self._device = block
+        self._host = driver.allocate_pinned(block.num_bytes)
+        num_rows, max_pages = page_tables.shape
+        tables = driver.allocate_pinned(page_tables.num_bytes)
+        self._tables: IntArray = tables.view(np.int32).reshape(num_rows, max_pages)
+        self._num_pages = [0] * num_rows
 
     def tensors(self, num_rows: int, num_tokens: int) -> UnitTensors:
         """Where a unit of these sizes finds its inputs."""
@@ -96,7 +94,8 @@ class UnitInputs:
             DeviceTensor.dense(self._device.address + offset, shape, "int32")
             for shape, offset in _layout(num_rows, num_tokens).places
         ]
-        return UnitTensors(*parts, self._page_tables.rows(0, num_rows))
+        parts.append(self._page_tables.rows(0, num_rows))
+        return UnitTensors(*parts)
 
     def write(self, rows: tuple[UnitRow, ...]) -> None:
         """Fill the block from `rows` and queue the copies of page tables that changed.

@@ -21,9 +21,14 @@ from ninfer.contract.errors import InvariantError
 from ninfer.contract.model import ModelConfig, ModelObject
 from ninfer.kernels.library import DeviceLimits
 from ninfer.models.parameters import model_objects
-from ninfer.ops import linear_pack, linear_small_t
+from ninfer.ops import linear_pack, linear_small_t, quantise
 from ninfer.ops.float_codecs import HalfArray, float_to_bf16
-from ninfer.ops.linear_packing import ImageLayout, WeightFormat
+from ninfer.ops.linear_packing import (
+    SCALE_GROUP,
+    ImageLayout,
+    WeightFormat,
+    interleave_gate_up,
+)
 from ninfer.ops.linear_small_t import PackedLinear
 from ninfer.program.executors.cuda_driver import CudaDriver
 from ninfer.program.executors.cuda_tensor import Arena, DeviceTensor
@@ -115,14 +120,15 @@ class WeightStore:
 
     def __init__(self, driver: CudaDriver, plan: WeightPlan, arena: Arena) -> None:
         self._driver = driver
+        self._kernels = driver.kernels
         self._matrices = {matrix.name: matrix for matrix in plan.matrices}
         self._vectors = {item.name: arena.take(item.shape, item.dtype) for item in plan.vectors}
         limits = driver.kernels.limits
         self._linears = {
             matrix.name: _packed_linear(arena, matrix.layout, limits) for matrix in plan.matrices
         }
-        self._is_tied = HEAD in self._matrices and EMBED in self._vectors
         self._missing = {*self._vectors, *self._matrices}
+        self._staging_bytes = plan.staging_bytes
         self._staging = driver.allocate(plan.staging_bytes)
 
     def put(self, name: str, weight: Float32Array) -> None:
@@ -141,6 +147,17 @@ class WeightStore:
         self._pack(self._matrices[name], rows)
         self._missing.discard(name)
 
+    def put_pattern(self, name: str, pattern: DeviceTensor) -> None:
+        """Store a made-up weight: the flat bf16 `pattern`, repeated to the weight's size."""
+        if name in self._vectors:
+            self._repeat(pattern, self._vectors[name])
+        else:
+            layout = self._matrices[name].layout
+            rows = DeviceTensor.dense(self._staging, (layout.rows, layout.columns), "uint16")
+            self._repeat(pattern, rows)
+            self._pack(self._matrices[name], rows)
+        self._missing.discard(name)
+
     def finish(self) -> DeviceWeights:
         """Pack a tied head, give the staging memory back. InvariantError when one is missing."""
         if HEAD in self._missing and EMBED not in self._missing:
@@ -150,11 +167,6 @@ class WeightStore:
         if self._missing:
             raise InvariantError(f"weights {', '.join(sorted(self._missing))} are missing")
         return DeviceWeights(self._matrices, self._linears, self._vectors)
-
-    @property
-    def staging(self) -> DeviceTensor:
-        """Where a caller may build the next matrix for `put_device`."""
-        return DeviceTensor.dense(self._staging, (1,), "uint16")
 
     def _upload(self, target: DeviceTensor, weight: Float32Array) -> None:
         if weight.shape != target.shape:
@@ -168,15 +180,62 @@ class WeightStore:
             self._driver.upload(target.address + offset, np.ascontiguousarray(codes))
             self._driver.synchronize()
 
+    def _repeat(self, pattern: DeviceTensor, target: DeviceTensor) -> None:
+        for offset in range(0, target.num_bytes, pattern.num_bytes):
+            size = min(pattern.num_bytes, target.num_bytes - offset)
+            self._driver.copy(target.address + offset, pattern.address, size)
+
     def _pack(self, matrix: MatrixSpec, rows: DeviceTensor) -> None:
-        linear = self._linears[matrix.name]
-        if matrix.layout.format is not WeightFormat.BF16:
-            raise InvariantError(f"{matrix.name}: {matrix.layout.format} cannot be made here")
+        linear, kernels, stream = self._linears[matrix.name], self._kernels, self._driver.stream
+        codes, scales = rows, None
+        if matrix.layout.format is WeightFormat.FP8_ROW:
+            codes = self._quantise_rows(matrix, rows, linear)
+        elif matrix.layout.format is WeightFormat.NVFP4:
+            codes, scales = self._quantise_groups(rows, linear)
         linear_pack.launch(
-            self._driver.kernels, matrix.layout, rows, linear.image,
-            is_interleaved=matrix.is_interleaved, stream=self._driver.stream,
+            kernels, matrix.layout, codes, linear.image, scales=scales,
+            is_interleaved=matrix.is_interleaved, stream=stream,
         )  # fmt: skip
         self._driver.synchronize()
+
+    def _quantise_rows(
+        self, matrix: MatrixSpec, rows: DeviceTensor, linear: PackedLinear
+    ) -> DeviceTensor:
+        """e4m3 codes; the row scales go to the weight, in the order of the image."""
+        staging = self._staging_behind(rows)
+        codes = staging.take(rows.shape, "uint8")
+        scales = staging.take((rows.shape[0],), "float32")
+        quantise.launch_fp8_row(self._kernels, rows, codes, scales, stream=self._driver.stream)
+        ordered = np.empty(scales.shape, np.float32)
+        self._driver.download(ordered, scales.address)
+        self._driver.synchronize()
+        if matrix.is_interleaved:
+            ordered = interleave_gate_up(ordered)
+        self._driver.upload(_required_scale(linear).address, ordered)
+        self._driver.synchronize()
+        return codes
+
+    def _quantise_groups(
+        self, rows: DeviceTensor, linear: PackedLinear
+    ) -> tuple[DeviceTensor, DeviceTensor]:
+        """e2m1 codes and group scales; one factor a matrix, so its order does not matter."""
+        staging = self._staging_behind(rows)
+        num_rows, columns = rows.shape
+        codes = staging.take((num_rows, columns // 2), "uint8")
+        scales = staging.take((num_rows, columns // SCALE_GROUP), "uint8")
+        amax = staging.take((1,), "uint32")
+        self._driver.fill(amax.address, 0, amax.num_bytes)
+        quantise.launch_nvfp4(
+            self._kernels, rows, codes, scales, _required_scale(linear), amax=amax,
+            stream=self._driver.stream,
+        )  # fmt: skip
+        return codes, scales
+
+    def _staging_behind(self, rows: DeviceTensor) -> Arena:
+        """Staging memory that `rows` does not use."""
+        staging = Arena(self._staging, self._staging_bytes)
+        staging.take(rows.shape, rows.dtype)
+        return staging
 
 
 def bf16_codes(values: Float32Array) -> HalfArray:
@@ -207,6 +266,13 @@ def _leaf(name: str) -> str:
 def _packed_linear(arena: Arena, layout: ImageLayout, limits: DeviceLimits) -> PackedLinear:
     image, scale = _take_image(arena, layout)
     return PackedLinear(linear_small_t.plan_linear(layout, limits), image, scale)
+
+
+def _required_scale(linear: PackedLinear) -> DeviceTensor:
+    scale = linear.row_scale
+    if not isinstance(scale, DeviceTensor):
+        raise InvariantError("a quantised weight has no place for its row scales")
+    return scale
 
 
 def _take_image(arena: Arena, layout: ImageLayout) -> tuple[DeviceTensor, DeviceTensor | None]:

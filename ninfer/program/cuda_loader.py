@@ -1,0 +1,154 @@
+"""From an opened model to a CudaExecutor: weight format, plan, weights, workspace, graphs.
+
+The weights come first and are quantised one by one through staging memory, which is given back
+before the workspace is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Final
+
+from ninfer.contract.errors import OpContractError, OptionError
+from ninfer.contract.model import ModelConfig, ModelSource
+from ninfer.contract.units import MemoryPlan
+from ninfer.kernels.library import DeviceLimits
+from ninfer.options import EngineOptions, flag_of
+from ninfer.program.cuda_costs import CudaCosts
+from ninfer.program.executors.cuda import CudaExecutor
+from ninfer.program.executors.cuda_device import CudaDevice
+from ninfer.program.executors.cuda_driver import CudaDriver
+from ninfer.program.executors.cuda_support import unsupported_reason
+from ninfer.program.executors.cuda_tensor import Arena
+from ninfer.program.executors.cuda_weights import (
+    WEIGHT_FORMATS,
+    DeviceWeights,
+    WeightPlan,
+    WeightStore,
+    plan_weights,
+)
+from ninfer.program.executors.cuda_workspace import Workspace, carve_workspace
+from ninfer.program.planner import plan_memory
+from ninfer.program.weight_reader import read_weights
+
+LoadProgress = Callable[[str, int, int], None]
+WeightFill = Callable[[WeightStore], None]
+"""Puts every weight into the store."""
+
+_AUTO_FORMATS: Final = ("bf16", "fp8", "nvfp4")
+_USEFUL_CONTEXT_TOKENS: Final = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class CudaPlan:
+    """How a model lies on a device."""
+
+    weights: WeightPlan
+    memory: MemoryPlan
+    kv_dtype: str
+
+
+def load_cuda(
+    source: ModelSource, options: EngineOptions, progress: LoadProgress
+) -> tuple[CudaExecutor, MemoryPlan]:
+    """Raises OptionError, ModelFileError and DeviceError; nothing stays behind then."""
+
+    def fill(store: WeightStore) -> None:
+        for name, array in read_weights(source, progress):
+            store.put(name, array)
+
+    return build_cuda(source.config, CudaDevice(options.device), options, fill)
+
+
+def plan_cuda(source: ModelSource, options: EngineOptions) -> MemoryPlan:
+    """The plan `load_cuda` would follow now. Raises OptionError and DeviceError."""
+    device = CudaDevice(options.device)
+    try:
+        return plan_on(source.config, device, options).memory
+    finally:
+        device.close()
+
+
+def build_cuda(
+    config: ModelConfig, driver: CudaDriver, options: EngineOptions, fill: WeightFill
+) -> tuple[CudaExecutor, MemoryPlan]:
+    """An executor on `driver`, which it owns; on an error the driver is closed."""
+    with ExitStack() as undo:
+        undo.callback(driver.close)
+        plan = plan_on(config, driver, options)
+        try:
+            weights = _load_weights(driver, plan, fill)
+            workspace = _make_workspace(config, driver, plan)
+        except MemoryError as error:
+            raise OptionError(
+                flag_of("memory_budget"),
+                f"the device gives less memory than the plan's {plan.memory.total_bytes:,} bytes:"
+                f" {error}",
+            ) from error
+        executor = CudaExecutor(config, plan.memory.capacity, driver, weights, workspace)
+        undo.pop_all()
+    return executor, plan.memory
+
+
+def plan_on(config: ModelConfig, driver: CudaDriver, options: EngineOptions) -> CudaPlan:
+    """The plan for what is free on the device now. Raises OptionError.
+
+    `--weights auto` takes the widest format that leaves room for a useful context.
+    """
+    reason = unsupported_reason(config)
+    if reason is not None:
+        raise OptionError(flag_of("executor"), f"cuda cannot run this model: {reason}; cpu can")
+    free_bytes, _ = driver.memory_info()
+    limits = driver.kernels.limits
+    if options.weights != "auto":
+        return _plan_format(config, limits, options, options.weights, free_bytes)
+    useful = min(_USEFUL_CONTEXT_TOKENS, config.max_position_embeddings)
+    for name in _AUTO_FORMATS[:-1]:
+        try:
+            plan = _plan_format(config, limits, options, name, free_bytes)
+        except OptionError:
+            continue
+        if options.max_context is not None or plan.memory.capacity.max_context >= useful:
+            return plan
+    return _plan_format(config, limits, options, _AUTO_FORMATS[-1], free_bytes)
+
+
+def _plan_format(
+    config: ModelConfig, limits: DeviceLimits, options: EngineOptions, name: str, free_bytes: int
+) -> CudaPlan:
+    try:
+        weights = plan_weights(config, WEIGHT_FORMATS[name])
+    except OpContractError as error:
+        raise OptionError(flag_of("weights"), f"{name} does not fit this model: {error}") from error
+    costs = CudaCosts(config, weights, limits, options.kv_dtype)
+    memory = plan_memory(
+        config,
+        options,
+        weights_bytes=weights.num_bytes,
+        available_bytes=free_bytes,
+        costs=costs,
+    )
+    return CudaPlan(weights, memory, options.kv_dtype)
+
+
+def _load_weights(driver: CudaDriver, plan: CudaPlan, fill: WeightFill) -> DeviceWeights:
+    size = plan.weights.num_bytes
+    store = WeightStore(driver, plan.weights, Arena(driver.allocate(size), size))
+    fill(store)
+    return store.finish()
+
+
+def _make_workspace(config: ModelConfig, driver: CudaDriver, plan: CudaPlan) -> Workspace:
+    memory = plan.memory
+    size = memory.kv_bytes + memory.state_bytes + memory.workspace_bytes
+    tensors = carve_workspace(
+        Arena(driver.allocate(size), size),
+        config,
+        plan.weights,
+        memory.capacity,
+        driver.kernels.limits,
+        kv_dtype=plan.kv_dtype,
+    )
+    return Workspace(driver, tensors, config)

@@ -1,0 +1,204 @@
+"""CudaExecutor: runs units with the kernels, decode as replayed graphs, all on one stream.
+
+    write inputs -> queue copies and launches (or one graph) -> mark -> poll it -> read results
+
+The event loop is never held: launches of a prefill are queued layer by layer with a turn of the
+loop between them, and waiting is polling with turns of the loop. After a failure of the device
+every later call fails at once: nothing on it can be trusted any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from ninfer.contract.arrays import Float32Array
+from ninfer.contract.errors import DeviceError
+from ninfer.contract.model import ModelConfig
+from ninfer.contract.sampling import SamplingParams
+from ninfer.contract.units import ROOT_SLOT, Capacity, RowOutput, SampleRow, UnitRow
+from ninfer.program.executors.cpu_batch import check_rows
+from ninfer.program.executors.cuda_buffers import SMALL_TOKENS
+from ninfer.program.executors.cuda_driver import CudaDriver, Graph
+from ninfer.program.executors.cuda_model import CudaModel
+from ninfer.program.executors.cuda_tensor import DeviceTensor
+from ninfer.program.executors.cuda_weights import DeviceWeights
+from ninfer.program.executors.cuda_workspace import Workspace
+from ninfer.program.graphs import DecodeGraphs
+
+
+class CudaExecutor:
+    """Implements contract Executor. Owns the driver: close gives all memory of the device back.
+
+    All memory is there already (`weights`, `workspace`); running allocates nothing on the device.
+    A decode row's bits do not depend on its mates or their number. Raises DeviceError.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        capacity: Capacity,
+        driver: CudaDriver,
+        weights: DeviceWeights,
+        workspace: Workspace,
+    ) -> None:
+        self._config = config
+        self._driver = driver
+        self._workspace = workspace
+        self._model = CudaModel(config, driver, weights, workspace)
+        self._has_states = config.num_gdn_layers > 0
+        self._failure: DeviceError | None = None
+        self._is_closed = False
+        self._graphs: DecodeGraphs[Graph] = DecodeGraphs(
+            driver,
+            capacity.max_concurrency,
+            warm_up=self._warm_up,
+            enqueue=self._queue_decode,
+        )
+
+    @property
+    def name(self) -> str:
+        return "cuda"
+
+    @property
+    def driver(self) -> CudaDriver:
+        """For benchmarks and tests, between units only."""
+        return self._driver
+
+    @property
+    def graphs(self) -> DecodeGraphs[Graph]:
+        """For benchmarks, between units only."""
+        return self._graphs
+
+    @property
+    def workspace(self) -> Workspace:
+        """To be read between units only."""
+        return self._workspace
+
+    async def prefill(self, row: UnitRow) -> RowOutput:
+        check_rows((row,), has_states=self._has_states)
+        with self._using_device("prefill"):
+            hidden = await self._run_prompt(row)
+            if row.sample is None:
+                await self._completion()
+                return RowOutput(None)
+            sampler, logits = self._workspace.sampler, self._workspace.logits(1)
+            sampler.write((row.sample,))
+            sampler.queue_copy_in(1)
+            self._model.queue_logits(hidden.rows(hidden.shape[0] - 1, hidden.shape[0]), logits)
+            sampler.queue(logits)
+            sampler.queue_copy_out(1)
+            await self._completion()
+            return sampler.read((row.sample,))[0]
+
+    async def decode(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
+        check_rows(rows, has_states=self._has_states)
+        samples = tuple(row.sample or _unused_sample() for row in rows)
+        with self._using_device("decode"):
+            self._workspace.decode_inputs.write(rows)
+            self._workspace.sampler.write(samples)
+            self._graphs.replay(len(rows))
+            await self._completion()
+            outputs = self._workspace.sampler.read(samples)
+        return tuple(
+            RowOutput(None) if row.sample is None else output
+            for row, output in zip(rows, outputs, strict=True)
+        )
+
+    async def score(self, row: UnitRow) -> Float32Array:
+        check_rows((row,), has_states=self._has_states)
+        num_tokens = row.token_ids.size
+        scores = np.empty((num_tokens, self._config.vocab_size), np.float32)
+        with self._using_device("score"):
+            hidden = await self._run_prompt(row)
+            for first in range(0, num_tokens, SMALL_TOKENS):
+                last = min(first + SMALL_TOKENS, num_tokens)
+                logits = self._workspace.logits(last - first)
+                self._model.queue_logits(hidden.rows(first, last), logits)
+                self._workspace.queue_scores(logits)
+                await self._completion()
+                scores[first:last] = self._workspace.read_scores(last - first)
+        return scores
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._driver.close()
+
+    async def _run_prompt(self, row: UnitRow) -> DeviceTensor:
+        """Queue a prompt's inputs through all layers; the residual stream [T, C] behind them."""
+        inputs, num_tokens = self._workspace.prefill_inputs, row.token_ids.size
+        inputs.write((row,))
+        inputs.queue_copy(1, num_tokens)
+        unit = inputs.tensors(1, num_tokens)
+        hidden = self._model.queue_embedding(unit)
+        for _ in self._model.queue_layers(unit, hidden):
+            await asyncio.sleep(0)
+        return hidden
+
+    def _queue_decode(self, num_rows: int) -> None:
+        """One decode step of `num_rows` rows from the copies in to the copy out."""
+        inputs, sampler = self._workspace.decode_inputs, self._workspace.sampler
+        inputs.queue_copy(num_rows, num_rows)
+        sampler.queue_copy_in(num_rows)
+        unit = inputs.tensors(num_rows, num_rows)
+        hidden = self._model.queue_embedding(unit)
+        for _ in self._model.queue_layers(unit, hidden):
+            pass
+        logits = self._workspace.logits(num_rows)
+        self._model.queue_decode_logits(hidden, logits)
+        sampler.queue(logits)
+        sampler.queue_copy_out(num_rows)
+
+    def _warm_up(self, num_rows: int) -> None:
+        rows = _warm_up_rows(num_rows)
+        self._workspace.decode_inputs.write(rows)
+        self._workspace.sampler.write([_unused_sample() for _ in rows])
+        self._queue_decode(num_rows)
+
+    async def _completion(self) -> None:
+        """Poll until all that was queued has run, with a turn of the loop between two looks."""
+        self._driver.mark()
+        while not self._driver.has_passed():  # noqa: ASYNC110, nothing else tells this soon
+            await asyncio.sleep(0)
+
+    @contextmanager
+    def _using_device(self, what: str) -> Iterator[None]:
+        """Remember a failure of the device; leave nothing queued when the unit is cut off."""
+        if self._is_closed:
+            raise DeviceError(f"cuda executor: {what} after close")
+        if self._failure is not None:
+            raise DeviceError(f"cuda executor: {what} after a failure: {self._failure}")
+        self._driver.activate()
+        try:
+            yield
+        except DeviceError as error:
+            self._failure = error
+            raise
+        except asyncio.CancelledError:
+            self._driver.synchronize()
+            raise
+
+
+def _unused_sample() -> SampleRow:
+    """For a row whose token nobody wants."""
+    nothing = np.empty(0, np.int32)
+    return SampleRow(SamplingParams(), 0, nothing, nothing, nothing)
+
+
+def _warm_up_rows(num_rows: int) -> tuple[UnitRow, ...]:
+    """Rows that are in nobody's way before the first request: they write page 0 and each the slot
+    behind the root, which every sequence writes before it reads."""
+    return tuple(
+        UnitRow(
+            token_ids=np.zeros(1, np.int32),
+            start=0,
+            page_table=np.zeros(1, np.int32),
+            read_slot=ROOT_SLOT,
+            write_slot=index + 1,
+        )
+        for index in range(num_rows)
+    )

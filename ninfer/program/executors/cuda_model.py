@@ -1,0 +1,109 @@
+"""CudaModel: the layers of a text model as launches on one stream.
+
+    hidden = embed(tokens);  each layer: hidden += mixer(norm(hidden)); hidden += mlp(norm(hidden))
+    logits = lm_head(norm(hidden))
+
+Two regimes of rounding. A small unit (at most SMALL_TOKENS columns a row, so all decode batches)
+takes kernels whose columns never depend on one another, with norms, gates and residuals fused. A
+large unit (a longer prefill chunk) multiplies row-major weights, unpacked matrix by matrix. Which
+regime a unit takes depends on its own columns alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from ninfer.contract.errors import InvariantError
+from ninfer.contract.model import LayerConfig, MixerKind, MlpKind, ModelConfig
+from ninfer.ops import embedding
+from ninfer.ops.linear_small_t import Epilogue
+from ninfer.program.executors.cuda_attention import AttentionMixer
+from ninfer.program.executors.cuda_buffers import SMALL_TOKENS
+from ninfer.program.executors.cuda_driver import CudaDriver
+from ninfer.program.executors.cuda_gdn import GdnMixer
+from ninfer.program.executors.cuda_inputs import UnitTensors
+from ninfer.program.executors.cuda_mlp import DenseMlp
+from ninfer.program.executors.cuda_products import Products
+from ninfer.program.executors.cuda_tensor import DeviceTensor
+from ninfer.program.executors.cuda_weights import EMBED, HEAD, DeviceWeights
+from ninfer.program.executors.cuda_workspace import Workspace
+
+
+class Block(Protocol):
+    """A mixer or an MLP: queues what adds its contribution to hidden [T, C] in place."""
+
+    def queue_small(self, hidden: DeviceTensor, unit: UnitTensors) -> None:
+        """hidden's square sums are there before and after."""
+
+    def queue_large(self, hidden: DeviceTensor, unit: UnitTensors) -> None: ...
+
+
+class CudaModel:
+    """The text model over weights and workspace on the device."""
+
+    def __init__(
+        self, config: ModelConfig, driver: CudaDriver, weights: DeviceWeights, workspace: Workspace
+    ) -> None:
+        self._driver = driver
+        self._weights = weights
+        self._buffers = workspace.buffers
+        self._products = Products(config, driver, weights, workspace.buffers)
+        self._layers = tuple(
+            (self._mixer(config, layer, workspace), self._mlp(config, layer, workspace))
+            for layer in config.layers
+        )
+
+    def queue_embedding(self, unit: UnitTensors) -> DeviceTensor:
+        """The residual stream [T, C] in front of the first layer. Follows a copy, not a kernel."""
+        hidden = self._buffers.hidden.rows(0, unit.num_tokens)
+        sums = self._buffers.square_sums
+        embedding.launch(
+            self._driver.kernels,
+            unit.token_ids,
+            self._weights.vectors[EMBED],
+            hidden,
+            stream=self._driver.stream,
+            square_sums=sums.rows(0, unit.num_tokens) if _is_small(unit) else None,
+        )
+        return hidden
+
+    def queue_layers(self, unit: UnitTensors, hidden: DeviceTensor) -> Iterator[None]:
+        """Queue all layers, in place; yields between blocks so that others get a turn."""
+        is_small = _is_small(unit)
+        for blocks in self._layers:
+            for block in blocks:
+                if is_small:
+                    block.queue_small(hidden, unit)
+                else:
+                    block.queue_large(hidden, unit)
+                yield
+
+    def queue_decode_logits(self, hidden: DeviceTensor, logits: DeviceTensor) -> None:
+        """logits f32 [R, V] of a small unit's columns, all of them."""
+        self._products.small(HEAD, hidden, logits, norm="norm", epilogue=Epilogue.STORE_FLOAT)
+
+    def queue_logits(self, hidden: DeviceTensor, logits: DeviceTensor) -> None:
+        """logits f32 [R, V] of any R columns of the last residual stream."""
+        x = self._products.normalise("norm", hidden)
+        self._products.small(HEAD, x, logits, epilogue=Epilogue.STORE_FLOAT)
+
+    def _mixer(self, config: ModelConfig, layer: LayerConfig, workspace: Workspace) -> Block:
+        if layer.mixer is MixerKind.ATTENTION:
+            return AttentionMixer(
+                config, layer, self._driver, self._weights, self._products, workspace
+            )
+        return GdnMixer(config, layer, self._driver, self._weights, self._products, workspace)
+
+    def _mlp(self, config: ModelConfig, layer: LayerConfig, workspace: Workspace) -> Block:
+        if layer.mlp is MlpKind.DENSE:
+            return DenseMlp(
+                config, f"layers.{layer.index}", self._products, self._buffers, self._driver
+            )
+        raise InvariantError("mixtures of experts")
+
+
+def _is_small(unit: UnitTensors) -> bool:
+    """At most SMALL_TOKENS columns in every row: a prefill unit has one row, a decode unit has one
+    column a row."""
+    return unit.num_tokens <= SMALL_TOKENS * unit.num_rows

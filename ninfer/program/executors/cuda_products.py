@@ -1,0 +1,89 @@
+"""Products: matrix products of both regimes of rounding, and the norms in front of them."""
+
+from __future__ import annotations
+
+from ninfer.contract.model import ModelConfig
+from ninfer.ops import dequantise, linear_small_t, rms_norm
+from ninfer.ops.linear_small_t import Epilogue, InputNorm
+from ninfer.program.executors.cuda_buffers import SMALL_TOKENS, UnitBuffers
+from ninfer.program.executors.cuda_driver import CudaDriver
+from ninfer.program.executors.cuda_tensor import DeviceTensor
+from ninfer.program.executors.cuda_weights import DeviceWeights
+
+
+class Products:
+    """`small` for columns whose bits must not depend on one another, `large` for many columns."""
+
+    def __init__(
+        self, config: ModelConfig, driver: CudaDriver, weights: DeviceWeights, buffers: UnitBuffers
+    ) -> None:
+        self._eps = config.rms_norm_eps
+        self._offset = config.norm_offset
+        self._driver = driver
+        self._weights = weights
+        self._buffers = buffers
+
+    def small(
+        self,
+        name: str,
+        x: DeviceTensor,
+        y: DeviceTensor,
+        *,
+        norm: str | None = None,
+        epilogue: Epilogue = Epilogue.STORE_BF16,
+    ) -> None:
+        """y = epilogue(W x), with RMSNorm of x in front when `norm` names its weight. A residual
+        is y itself; its square sums are left for the next norm."""
+        for first in range(0, x.shape[0], SMALL_TOKENS):
+            last = min(first + SMALL_TOKENS, x.shape[0])
+            sums = self._buffers.square_sums.rows(first, last)
+            target = y.rows(first, last)
+            adds = epilogue is Epilogue.ADD_RESIDUAL
+            linear_small_t.launch(
+                self._driver.kernels,
+                self._weights.linears[name],
+                x.rows(first, last),
+                target,
+                workspace=self._buffers.partials,
+                stream=self._driver.stream,
+                epilogue=epilogue,
+                residual=target if adds else None,
+                square_sums=sums if adds else None,
+                norm=None if norm is None else self._input_norm(norm, sums),
+                is_chained=True,
+            )
+
+    def large(self, name: str, x: DeviceTensor, y: DeviceTensor, *, adds: bool = False) -> None:
+        """y = W x, or y += W x; gate and up rows in natural order."""
+        matrix, linear = self._weights.matrices[name], self._weights.linears[name]
+        layout = matrix.layout
+        weight = self._buffers.unpacked.as_shape(layout.rows, layout.columns)
+        dequantise.launch(
+            self._driver.kernels,
+            layout,
+            linear.image,
+            weight,
+            row_scale=linear.row_scale,
+            is_interleaved=matrix.is_interleaved,
+            stream=self._driver.stream,
+            is_chained=True,
+        )
+        self._driver.multiply(x, weight, y, adds=adds)
+
+    def normalise(self, name: str, x: DeviceTensor) -> DeviceTensor:
+        """RMSNorm of x, in the buffer for it."""
+        y = self._buffers.normed.rows(0, x.shape[0])
+        rms_norm.launch(
+            self._driver.kernels,
+            x,
+            self._weights.vectors[name],
+            y,
+            eps=self._eps,
+            offset=self._offset,
+            stream=self._driver.stream,
+            is_chained=True,
+        )
+        return y
+
+    def _input_norm(self, name: str, square_sums: DeviceTensor) -> InputNorm:
+        return InputNorm(square_sums, self._weights.vectors[name], self._eps, self._offset)

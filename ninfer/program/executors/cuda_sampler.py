@@ -1,0 +1,153 @@
+"""CudaSampler: the choice of tokens from logits on the device, its inputs and its results.
+
+Every decode step copies the rows' parameters in and the results out; both lie in fixed page-locked
+blocks. The lists (biases, penalties) are usually empty: what is in use of them is copied apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ninfer.contract.arrays import Float32Array, IntArray
+from ninfer.contract.errors import InvariantError
+from ninfer.contract.sampling import GeneratedToken, TokenLogprobs
+from ninfer.contract.units import RowOutput, SampleRow
+from ninfer.ops import device_sampling
+from ninfer.ops.device_sampling import MAX_TOP, SamplingInputs, SamplingOutputs
+from ninfer.program.executors.cuda_driver import CudaDriver
+from ninfer.program.executors.cuda_tensor import Arena, DeviceTensor
+
+_SPARSE_IDS: Final = 4096
+"""Ids of a row that biases and suppressed tokens may list."""
+_RESULT_WORDS: Final = 3 + 2 * MAX_TOP
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerTensors:
+    """rows, results and scratch for R rows; ids and values of `list_capacity` elements."""
+
+    rows: DeviceTensor
+    ids: DeviceTensor
+    values: DeviceTensor
+    results: DeviceTensor
+    scratch: DeviceTensor
+
+
+def carve_sampler(
+    arena: Arena, *, max_rows: int, vocab_size: int, max_context: int
+) -> SamplerTensors:
+    capacity = list_capacity(max_rows, vocab_size, max_context)
+    return SamplerTensors(
+        rows=arena.take((max_rows * device_sampling.ROW.itemsize,), "uint8"),
+        ids=arena.take((capacity,), "int32"),
+        values=arena.take((capacity,), "float32"),
+        results=arena.take((max_rows * _RESULT_WORDS,), "int32"),
+        scratch=arena.take((device_sampling.scratch_bytes(max_rows),), "uint8"),
+    )
+
+
+class CudaSampler:
+    """Samples the rows of a unit. Raises OpContractError for lists past capacity."""
+
+    def __init__(self, driver: CudaDriver, tensors: SamplerTensors, *, vocab_size: int) -> None:
+        self._driver = driver
+        self._tensors = tensors
+        self._vocab_size = vocab_size
+        self._host_rows = driver.allocate_pinned(tensors.rows.num_bytes)
+        ids = driver.allocate_pinned(tensors.ids.num_bytes)
+        values = driver.allocate_pinned(tensors.values.num_bytes)
+        results = driver.allocate_pinned(tensors.results.num_bytes)
+        self._host_ids: IntArray = ids.view(np.int32)
+        self._host_values: Float32Array = values.view(np.float32)
+        self._host_results: IntArray = results.view(np.int32)
+        driver.fill(tensors.scratch.address, 0, tensors.scratch.num_bytes)
+
+    def write(self, samples: Sequence[SampleRow]) -> None:
+        """Describe the rows and queue the copy of their lists, if there are any."""
+        rows: NDArray[np.void] = self._host_rows.view(device_sampling.ROW)
+        used = device_sampling.fill_rows(
+            samples, self._vocab_size, rows, self._host_ids, self._host_values
+        )
+        if used:
+            self._driver.upload(self._tensors.ids.address, self._host_ids[:used])
+            self._driver.upload(self._tensors.values.address, self._host_values[:used])
+
+    def queue_copy_in(self, num_rows: int) -> None:
+        """Queue the copy of the rows' parameters; may be captured."""
+        size = num_rows * device_sampling.ROW.itemsize
+        self._driver.upload(self._tensors.rows.address, self._host_rows[:size])
+
+    def queue(self, logits: DeviceTensor) -> None:
+        """Queue the choice of a token a row from logits f32 [R, V]; may be captured."""
+        num_rows = logits.shape[0]
+        device_sampling.launch(
+            self._driver.kernels,
+            logits,
+            SamplingInputs(
+                self._tensors.rows.rows(0, num_rows * device_sampling.ROW.itemsize),
+                self._tensors.ids,
+                self._tensors.values,
+            ),
+            self._outputs(num_rows),
+            num_valid_ids=self._vocab_size,
+            scratch=self._tensors.scratch,
+            stream=self._driver.stream,
+            is_chained=True,
+        )
+
+    def queue_copy_out(self, num_rows: int) -> None:
+        """Queue the copy of the results; may be captured."""
+        size = num_rows * _RESULT_WORDS
+        self._driver.download(self._host_results[:size], self._tensors.results.address)
+
+    def read(self, samples: Sequence[SampleRow]) -> tuple[RowOutput, ...]:
+        """The results of the unit that has run."""
+        num_rows = len(samples)
+        words = self._host_results
+        token_ids, is_finite = words[:num_rows], words[num_rows : 2 * num_rows]
+        logprobs = words[2 * num_rows : 3 * num_rows].view(np.float32)
+        first, size = 3 * num_rows, num_rows * MAX_TOP
+        top_ids = words[first : first + size].reshape(num_rows, MAX_TOP)
+        tops = words[first + size : first + 2 * size].view(np.float32).reshape(num_rows, MAX_TOP)
+        outputs = []
+        for index, sample in enumerate(samples):
+            token_id = int(token_ids[index])
+            if not is_finite[index] or token_id < 0:
+                outputs.append(RowOutput(None, is_finite=False))
+                continue
+            if token_id >= self._vocab_size:
+                raise InvariantError(f"the device chose token {token_id}")
+            num_top = sample.params.top_logprobs
+            found = None
+            if num_top is not None:
+                best = zip(top_ids[index, :num_top], tops[index, :num_top], strict=True)
+                found = TokenLogprobs(
+                    float(logprobs[index]),
+                    tuple((int(top_id), float(logprob)) for top_id, logprob in best),
+                )
+            outputs.append(RowOutput(GeneratedToken(token_id, found)))
+        return tuple(outputs)
+
+    def _outputs(self, num_rows: int) -> SamplingOutputs:
+        """Dense for exactly this many rows, so that one copy brings them all."""
+        base, size = self._tensors.results.address, num_rows * MAX_TOP
+        places = (0, num_rows, 2 * num_rows, 3 * num_rows, 3 * num_rows + size)
+        shapes = ((num_rows,), (num_rows,), (num_rows,), (num_rows, MAX_TOP), (num_rows, MAX_TOP))
+        dtypes = ("int32", "int32", "float32", "int32", "float32")
+        return SamplingOutputs(
+            *(
+                DeviceTensor.dense(base + 4 * place, shape, dtype)
+                for place, shape, dtype in zip(places, shapes, dtypes, strict=True)
+            )
+        )
+
+
+def list_capacity(max_rows: int, vocab_size: int, max_context: int) -> int:
+    """Ids that the lists of a unit may hold: prompt and generated tokens of each row are distinct
+    and never more than its context."""
+    return max_rows * (2 * min(vocab_size, max_context) + min(2 * vocab_size, _SPARSE_IDS))
