@@ -8,8 +8,9 @@ The checks live here too, so that the step and the chunk form refuse the same ar
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +56,28 @@ class GdnRows:
     write_slots: DeviceArray
 
 
+@dataclass(frozen=True, slots=True)
+class ProjectionColumns:
+    """Columns of a projection as a matrix with gaps between its rows; implements DeviceArray."""
+
+    address: int
+    shape: tuple[int, int]
+    row_stride: int
+
+    @property
+    def __cuda_array_interface__(self) -> Mapping[str, Any]:
+        return {
+            "shape": self.shape, "typestr": "<u2", "data": (self.address, False),
+            "strides": (2 * self.row_stride, 2), "version": 3,
+        }  # fmt: skip
+
+
+def gate_columns(config: GdnConfig, params: NDArray[np.void], tokens: int) -> ProjectionColumns:
+    """z [T, Hv * dv] of the projection that `params` holds."""
+    address = int(params["projection"]) + 2 * config.conv_dim
+    return ProjectionColumns(address, (tokens, config.value_dim), int(params["projection_stride"]))
+
+
 def projection_width(config: GdnConfig) -> int:
     """Columns of the projection that both forms read."""
     return config.conv_dim + config.value_dim + 2 * config.num_value_heads
@@ -91,9 +114,7 @@ def set_output(
 ) -> None:
     """Fills y [T, Hv * dv] and its stride."""
     shape = (tokens, config.value_dim)
-    output = require_view(
-        op, "y", y, "uint16", shape, alignment_bytes=4, allows_row_stride=True
-    )  # fmt: skip
+    output = require_view(op, "y", y, "uint16", shape, alignment_bytes=4, allows_row_stride=True)
     params["y"], params["y_stride"] = output.address, output.row_stride
 
 
