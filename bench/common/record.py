@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -14,7 +15,10 @@ from ninfer import __version__
 
 
 def environment(cp: Any) -> dict[str, Any]:
-    """Device, driver, versions, commit, date and command of this run."""
+    """Device, driver, versions, commit, date and command of this run.
+
+    NINFER_BENCH_COMMIT names the commit where the tree is not a checkout.
+    """
     device = cp.cuda.runtime.getDeviceProperties(0)
     return {
         "device": device["name"].decode(),
@@ -23,7 +27,7 @@ def environment(cp: Any) -> dict[str, Any]:
         "cupy": cp.__version__,
         "python": platform.python_version(),
         "ninfer": __version__,
-        "commit": commit(),
+        "commit": os.environ.get("NINFER_BENCH_COMMIT") or commit(),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
     }

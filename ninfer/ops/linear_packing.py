@@ -71,10 +71,10 @@ class WeightFormat(Enum):
 
 
 _ANY_ROWS: Final = 2**31
-_FP8_STRIPS: Final = ((4096, 1), (8192, 4), (_ANY_ROWS, 8))
+_FP8_STRIPS: Final = ((4096, 1), (8192, 2), (_ANY_ROWS, 8))
 _STRIPS_BY_ROWS: Final = MappingProxyType(
     {
-        WeightFormat.BF16: ((4096, 1), (_ANY_ROWS, 4)),
+        WeightFormat.BF16: ((4096, 1), (8192, 2), (_ANY_ROWS, 4)),
         WeightFormat.FP8_ROW: _FP8_STRIPS,
         WeightFormat.FP8_BLOCK: _FP8_STRIPS,
         WeightFormat.NVFP4: ((8192, 2), (32768, 4), (_ANY_ROWS, 8)),

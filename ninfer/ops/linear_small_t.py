@@ -13,8 +13,9 @@ Units      square_sums[t, s] = sum of y[t, 32 s .. 32 s + 31]^2 of the rounded y
 Effects    writes every element of y (and of square_sums if given); y may be residual, never x
 Order      which products are added in which order depends on W's shape and format and on the
            plan's thread blocks only: a column's bits do not depend on T or on the other columns
-Workspace  partials f32 of `workspace_size` elements, every byte 0xff before and after. All thread
-           blocks have to be resident at once, which `plan_linear` and `shape_ring` see to
+Workspace  partials f32 of `workspace_size` elements, every byte 0xff before and after. Blocks
+           wait for each other, so all have to be resident at once: `launch` checks that they
+           fit, and no two launches of such Ops may overlap on different streams
 Errors     OpContractError for a shape, dtype, stride or alignment outside the above
 Tolerance  BF16_REDUCTION
 Source     the definition; the layout follows the ideas of IST-DASLab/marlin
@@ -43,6 +44,7 @@ COLUMN_TILE: Final = 8
 THREADS: Final = 288
 _LEAST_STAGES: Final = 4
 _LONG_STRETCH_UNITS: Final = 24
+_LOOKAHEAD_UNITS: Final = 4
 _UNITS_FOR_TWO_BLOCKS: Final = 8
 _BARRIER_BYTES: Final = 12 * 8 * 2 + 64
 _BLOCK_RESERVE_BYTES: Final = 1024
@@ -155,13 +157,17 @@ def shape_ring(plan: LinearPlan, tokens: int, limits: DeviceLimits) -> RingShape
     """How launches of this plan use shared memory; measured, see bench/results/NOTES.md.
 
     Long stretches take all of a multiprocessor and look ahead; short ones leave room for the next
-    kernel of a chain; two blocks of one kernel share with shallow rings.
+    kernel of a chain, if their part of x fits; two blocks of one kernel share with shallow rings.
     """
     if plan.thread_blocks > limits.num_multiprocessors:
         return fit_ring(plan, tokens, limits, resident_blocks=2, max_stages=3, lookahead=0)
-    if plan.max_units >= _LONG_STRETCH_UNITS or not _can_share(limits):
-        return fit_ring(plan, tokens, limits, resident_blocks=1, max_stages=8, lookahead=4)
-    return fit_ring(plan, tokens, limits, resident_blocks=2, max_stages=6, lookahead=0)
+    is_long = plan.max_units >= _LONG_STRETCH_UNITS
+    if not is_long and _can_share(limits):
+        ring = fit_ring(plan, tokens, limits, resident_blocks=2, max_stages=6, lookahead=0)
+        if ring.window >= _needed_window(plan):
+            return ring
+    lookahead = _LOOKAHEAD_UNITS if is_long else 0
+    return fit_ring(plan, tokens, limits, resident_blocks=1, max_stages=8, lookahead=lookahead)
 
 
 def fit_ring(
@@ -180,13 +186,13 @@ def fit_ring(
     """
     layout = plan.layout
     stage_bytes = layout.format.unit_bytes()
-    step = max(64, layout.unit_columns)
+    step = _window_step(plan)
     pad = 8 if layout.format is WeightFormat.NVFP4 else 32
     share = limits.shared_bytes_per_multiprocessor // resident_blocks
     tiles = -(-tokens // COLUMN_TILE)
     fixed_bytes = _BARRIER_BYTES + (PARTS_PER_UNIT - layout.strips_per_block) * tiles * 1024
     budget = min(limits.shared_bytes_per_block, share - _BLOCK_RESERVE_BYTES) - fixed_bytes
-    needed = _round_up(min(layout.padded_shape[1], plan.max_units * layout.unit_columns), step)
+    needed = _needed_window(plan)
     pitch_bytes = 2 * tokens
     window = 0
     for least_stages in range(min(_LEAST_STAGES, max_stages), 1, -1):
@@ -262,6 +268,18 @@ def launch(
         shared_bytes=shape.shared_bytes,
         programmatic=is_chained,
     )
+
+
+def _window_step(plan: LinearPlan) -> int:
+    """Whole units, and rows whose fragments lie in different banks."""
+    return max(64, plan.layout.unit_columns)
+
+
+def _needed_window(plan: LinearPlan) -> int:
+    """Columns of x that a block's stretch reads."""
+    columns = min(plan.layout.padded_shape[1], plan.max_units * plan.layout.unit_columns)
+    step = _window_step(plan)
+    return -(-columns // step) * step
 
 
 def _can_share(limits: DeviceLimits) -> bool:
@@ -345,7 +363,3 @@ def _set_norm(params: NDArray[np.void], layout: ImageLayout, tokens: int, norm: 
 def _require_shape(name: str, view: DeviceView, shape: tuple[int, ...]) -> None:
     if view.shape != shape:
         fail(_OP, f"{name} has shape {view.shape}, expected {shape}")
-
-
-def _round_up(value: int, step: int) -> int:
-    return -(-value // step) * step
