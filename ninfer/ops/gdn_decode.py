@@ -77,7 +77,7 @@ def launch(
     gdn_device.set_weights(_OP, params, config, weights)
     dk, dv = config.key_head_dim, config.value_head_dim
     params["norm"] = require_view(_OP, "norm", weights.norm, "uint16", (dv,)).address
-    gdn_device.set_memory(_OP, params, config, memory)
+    params["num_slots"] = gdn_device.set_memory(_OP, params, config, memory)
     num_rows = gdn_device.set_rows(_OP, params, rows)
     threads = min(_MAX_THREADS, dk * dv // _STATE_PER_THREAD)
     kernels.function("gdn_decode", f"gdn_decode_{dk}x{dv}").launch(

@@ -129,8 +129,8 @@ def set_weights(op: str, params: NDArray[np.void], config: GdnConfig, weights: G
     params["key_heads"], params["value_heads"] = config.num_key_heads, config.num_value_heads
 
 
-def set_memory(op: str, params: NDArray[np.void], config: GdnConfig, memory: GdnMemory) -> None:
-    """Fills windows and states of the layer in slot 0, and their strides from slot to slot."""
+def set_memory(op: str, params: NDArray[np.void], config: GdnConfig, memory: GdnMemory) -> int:
+    """Fills windows and states of the layer in slot 0, and their strides; returns the slots."""
     windows = view_of(op, "windows", memory.windows, "uint16", 4)
     slots, layers = windows.shape[:2]
     if not 0 <= memory.layer < layers or slots < 1:
@@ -145,7 +145,7 @@ def set_memory(op: str, params: NDArray[np.void], config: GdnConfig, memory: Gdn
     params["windows"] = windows.address + memory.layer * window_size * 2
     params["states"] = states.address + memory.layer * state_size * 4
     params["window_stride"], params["state_stride"] = layers * window_size, layers * state_size
-    params["num_slots"] = slots
+    return slots
 
 
 def set_rows(op: str, params: NDArray[np.void], rows: GdnRows) -> int:
