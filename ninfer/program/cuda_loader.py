@@ -22,11 +22,11 @@ from ninfer.program.executors.cuda_device import CudaDevice
 from ninfer.program.executors.cuda_driver import CudaDriver
 from ninfer.program.executors.cuda_support import unsupported_reason
 from ninfer.program.executors.cuda_tensor import Arena
+from ninfer.program.executors.cuda_weight_store import WeightStore
 from ninfer.program.executors.cuda_weights import (
     WEIGHT_FORMATS,
     DeviceWeights,
     WeightPlan,
-    WeightStore,
     plan_weights,
 )
 from ninfer.program.executors.cuda_workspace import Workspace, carve_workspace

@@ -11,7 +11,7 @@ from ninfer.contract.model import ModelConfig
 from ninfer.models.parameters import model_objects
 from ninfer.program.executors.cuda_driver import CudaDriver
 from ninfer.program.executors.cuda_tensor import DeviceTensor
-from ninfer.program.executors.cuda_weights import WeightStore, bf16_codes
+from ninfer.program.executors.cuda_weight_store import WeightStore, bf16_codes
 
 _PATTERN_VALUES: Final = (1 << 24) + 8
 """Not a multiple of a row: rows of a matrix differ."""

@@ -12,7 +12,7 @@ from typing import Final
 from ninfer.contract.model import ModelConfig
 from ninfer.contract.units import Capacity
 from ninfer.kernels.library import DeviceLimits
-from ninfer.ops import linear_small_t
+from ninfer.ops import gdn_prefill, linear_small_t, moe_experts_small_t
 from ninfer.program.executors.cuda_tensor import Arena, DeviceTensor
 from ninfer.program.executors.cuda_weights import HEAD, WeightPlan
 
@@ -36,6 +36,33 @@ class UnitSizes:
 
 
 @dataclass(frozen=True, slots=True)
+class MoeBuffers:
+    """For E experts, k a token, blocks of up to M tokens and P = M * k pairs; inner size I.
+
+    logits        f32 [N, E] of the router
+    expert_ids, weights   int32 and f32, flat, P
+    order, positions, sorted_experts, sorted_tokens   int32, flat, P; offsets int32 [E + 1]
+    inner         bf16, flat, P * I
+    routed        f32, flat, P * C
+    shared        f32 [N, C]; shared_gate f32, flat, M
+    """
+
+    block_tokens: int
+    logits: DeviceTensor
+    expert_ids: DeviceTensor
+    weights: DeviceTensor
+    order: DeviceTensor
+    positions: DeviceTensor
+    sorted_experts: DeviceTensor
+    sorted_tokens: DeviceTensor
+    offsets: DeviceTensor
+    inner: DeviceTensor
+    routed: DeviceTensor
+    shared: DeviceTensor
+    shared_gate: DeviceTensor
+
+
+@dataclass(frozen=True, slots=True)
 class UnitBuffers:
     """bf16 unless said; N = max_tokens, S = max_small.
 
@@ -46,6 +73,7 @@ class UnitBuffers:
     logits           f32 [S, V]
     partials         f32, flat: sums that thread blocks of a linear exchange; all bits set at rest
     unpacked         flat: the largest matrix, row-major
+    scratch          bytes that a mixer's kernels pass to each other
     """
 
     hidden: DeviceTensor
@@ -56,6 +84,33 @@ class UnitBuffers:
     logits: DeviceTensor
     partials: DeviceTensor
     unpacked: DeviceTensor
+    scratch: DeviceTensor
+    moe: MoeBuffers | None
+
+
+def carve_moe_buffers(arena: Arena, config: ModelConfig, sizes: UnitSizes) -> MoeBuffers | None:
+    """None for a model without experts."""
+    moe = config.moe
+    if moe is None:
+        return None
+    most = moe_experts_small_t.MAX_PAIRS // moe.experts_per_token
+    block_tokens = min(most, sizes.max_tokens)
+    pairs = (block_tokens * moe.experts_per_token,)
+    return MoeBuffers(
+        block_tokens=block_tokens,
+        logits=arena.take((sizes.max_tokens, moe.num_experts), "float32"),
+        expert_ids=arena.take(pairs, "int32"),
+        weights=arena.take(pairs, "float32"),
+        order=arena.take(pairs, "int32"),
+        positions=arena.take(pairs, "int32"),
+        sorted_experts=arena.take(pairs, "int32"),
+        sorted_tokens=arena.take(pairs, "int32"),
+        offsets=arena.take((moe.num_experts + 1,), "int32"),
+        inner=arena.take((pairs[0] * moe.intermediate_size,), "uint16"),
+        routed=arena.take((pairs[0] * config.hidden_size,), "float32"),
+        shared=arena.take((sizes.max_tokens, config.hidden_size), "float32"),
+        shared_gate=arena.take((block_tokens,), "float32"),
+    )
 
 
 def carve_buffers(
@@ -67,15 +122,13 @@ def carve_buffers(
 ) -> UnitBuffers:
     """InvariantError when the arena is too small."""
     hidden = config.hidden_size
-    layouts = [matrix.layout for matrix in weights.matrices]
+    single = [matrix for matrix in weights.matrices if matrix.num_experts is None]
     partials = max(
-        linear_small_t.workspace_size(linear_small_t.plan_linear(layout, limits))
-        for layout in layouts
+        linear_small_t.workspace_size(linear_small_t.plan_linear(matrix.layout, limits))
+        for matrix in single
     )
     unpacked = max(
-        matrix.layout.rows * matrix.layout.columns
-        for matrix in weights.matrices
-        if matrix.name != HEAD
+        matrix.layout.rows * matrix.layout.columns for matrix in single if matrix.name != HEAD
     )
     return UnitBuffers(
         hidden=arena.take((sizes.max_tokens, hidden), "uint16"),
@@ -86,6 +139,8 @@ def carve_buffers(
         logits=_logits(arena, sizes.max_small, config.vocab_size),
         partials=arena.take((partials,), "float32"),
         unpacked=arena.take((unpacked,), "uint16"),
+        scratch=arena.take((_scratch_bytes(config, sizes, limits),), "uint8"),
+        moe=carve_moe_buffers(arena, config, sizes),
     )
 
 
@@ -93,6 +148,14 @@ def _logits(arena: Arena, rows: int, vocab_size: int) -> DeviceTensor:
     """Rows start at multiples of 16 bytes."""
     padded = -(-vocab_size // 4) * 4
     return arena.take((rows, padded), "float32").columns(0, vocab_size)
+
+
+def _scratch_bytes(config: ModelConfig, sizes: UnitSizes, limits: DeviceLimits) -> int:
+    gdn = config.gdn
+    if gdn is None:
+        return 0
+    chunks = gdn_prefill.plan_chunks(gdn, limits)
+    return gdn_prefill.workspace_bytes(gdn, chunks, sizes.max_tokens)
 
 
 def qkv_width(config: ModelConfig) -> int:

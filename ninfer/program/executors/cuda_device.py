@@ -26,6 +26,7 @@ _DEVICE_TO_DEVICE: Final = 3
 _SUCCESS: Final = 0
 _NOT_READY: Final = 600
 _OUT_OF_MEMORY: Final = 2
+_R_32F: Final = 0
 _R_16BF: Final = 14
 _COMPUTE_32F: Final = 68
 _DEFAULT_ALGORITHM: Final = -1

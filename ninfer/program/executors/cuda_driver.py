@@ -58,7 +58,8 @@ class CudaDriver(Protocol):
     def multiply(
         self, x: DeviceTensor, weight: DeviceTensor, y: DeviceTensor, *, adds: bool = False
     ) -> None:
-        """Queue y[T, N] = x[T, K] @ weight[N, K].T, or y += with `adds`; bf16, sums in f32."""
+        """Queue y[T, N] = x[T, K] @ weight[N, K].T, or y += with `adds`; bf16 (y also
+        f32), sums in f32."""
 
     def capture(self, enqueue: Callable[[], None]) -> Graph:
         """What `enqueue` queues, as a graph; nothing runs yet. Not for `multiply`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ninfer.contract.errors import InvariantError
 from ninfer.contract.model import LayerConfig, ModelConfig
-from ninfer.ops import gdn_decode
+from ninfer.ops import gdn_decode, gdn_prefill
 from ninfer.ops.gdn_device import GdnMemory, GdnRows, GdnWeights, projection_width
 from ninfer.ops.linear_small_t import Epilogue
 from ninfer.program.executors.cuda_driver import CudaDriver
@@ -47,6 +47,7 @@ class GdnMixer:
             vectors[f"{prefix}.gdn.dt_bias"],
             vectors[f"{prefix}.gdn.norm"],
         )
+        self._chunks = gdn_prefill.plan_chunks(gdn, driver.kernels.limits)
         self._memory = GdnMemory(conv, recurrent, layer.kind_index)
         self._driver = driver
         self._products = products
@@ -62,7 +63,7 @@ class GdnMixer:
         projection, y = self._outputs(hidden.shape[0])
         x = self._products.normalise(self._norm, hidden)
         self._products.large(self._in_proj, x, projection)
-        self._queue_steps(projection, y, unit)
+        self._queue_chunks(projection, y, unit)
         self._products.large(self._out_proj, y, hidden, adds=True)
 
     def _outputs(self, num_tokens: int) -> tuple[DeviceTensor, DeviceTensor]:
@@ -80,6 +81,23 @@ class GdnMixer:
             GdnRows(unit.row_starts, unit.read_slots, unit.write_slots),
             projection,
             y,
+            eps=self._eps,
+            stream=self._driver.stream,
+            is_chained=True,
+        )
+
+    def _queue_chunks(self, projection: DeviceTensor, y: DeviceTensor, unit: UnitTensors) -> None:
+        gdn_prefill.launch(
+            self._driver.kernels,
+            self._config,
+            self._chunks,
+            self._weights,
+            self._memory,
+            projection,
+            y,
+            read_slots=unit.read_slots,
+            write_slots=unit.write_slots,
+            workspace=self._buffers.scratch,
             eps=self._eps,
             stream=self._driver.stream,
             is_chained=True,

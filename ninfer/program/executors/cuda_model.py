@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from ninfer.contract.errors import InvariantError
 from ninfer.contract.model import LayerConfig, MixerKind, MlpKind, ModelConfig
 from ninfer.ops import embedding
 from ninfer.ops.linear_small_t import Epilogue
@@ -23,7 +22,7 @@ from ninfer.program.executors.cuda_buffers import SMALL_TOKENS
 from ninfer.program.executors.cuda_driver import CudaDriver
 from ninfer.program.executors.cuda_gdn import GdnMixer
 from ninfer.program.executors.cuda_inputs import UnitTensors
-from ninfer.program.executors.cuda_mlp import DenseMlp
+from ninfer.program.executors.cuda_mlp import DenseMlp, MoeMlp
 from ninfer.program.executors.cuda_products import Products
 from ninfer.program.executors.cuda_tensor import DeviceTensor
 from ninfer.program.executors.cuda_weights import EMBED, HEAD, DeviceWeights
@@ -50,7 +49,7 @@ class CudaModel:
         self._buffers = workspace.buffers
         self._products = Products(config, driver, weights, workspace.buffers)
         self._layers = tuple(
-            (self._mixer(config, layer, workspace), self._mlp(config, layer, workspace))
+            (self._mixer(config, layer, workspace), self._mlp(config, layer))
             for layer in config.layers
         )
 
@@ -95,12 +94,11 @@ class CudaModel:
             )
         return GdnMixer(config, layer, self._driver, self._weights, self._products, workspace)
 
-    def _mlp(self, config: ModelConfig, layer: LayerConfig, workspace: Workspace) -> Block:
+    def _mlp(self, config: ModelConfig, layer: LayerConfig) -> Block:
+        prefix, products = f"layers.{layer.index}", self._products
         if layer.mlp is MlpKind.DENSE:
-            return DenseMlp(
-                config, f"layers.{layer.index}", self._products, self._buffers, self._driver
-            )
-        raise InvariantError("mixtures of experts")
+            return DenseMlp(config, prefix, products, self._buffers, self._driver)
+        return MoeMlp(config, prefix, products, self._buffers, self._driver, self._weights)
 
 
 def _is_small(unit: UnitTensors) -> bool:

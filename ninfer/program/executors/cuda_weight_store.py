@@ -1,0 +1,225 @@
+"""WeightStore: weights from the host to their places on the device, quantised and packed there.
+
+    float32 rows -> bf16 in staging memory -> codes and scales (fp8, nvfp4) -> image
+
+One matrix (one expert) at a time goes through staging memory, which is the store's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ninfer.contract.arrays import Float32Array
+from ninfer.contract.errors import InvariantError
+from ninfer.ops import linear_pack, linear_small_t, quantise
+from ninfer.ops.float_codecs import HalfArray, float_to_bf16
+from ninfer.ops.linear_packing import (
+    SCALE_GROUP,
+    ImageLayout,
+    WeightFormat,
+    interleave_gate_up,
+)
+from ninfer.ops.linear_small_t import PackedLinear
+from ninfer.ops.moe_experts_small_t import ExpertWeights
+from ninfer.program.executors.cuda_driver import CudaDriver
+from ninfer.program.executors.cuda_tensor import ALIGNMENT_BYTES, Arena, DeviceTensor
+from ninfer.program.executors.cuda_weights import (
+    EMBED,
+    HEAD,
+    DeviceWeights,
+    MatrixSpec,
+    WeightPlan,
+)
+
+_UPLOAD_BYTES: Final = 64 << 20
+"""Most float32 bytes of a weight that are converted and copied at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where one matrix goes. scale is None for formats without row scales."""
+
+    layout: ImageLayout
+    is_interleaved: bool
+    image: DeviceTensor
+    scale: DeviceTensor | None
+
+
+class WeightStore:
+    """Takes the weights of a plan one by one, each once; then `finish` gives them all."""
+
+    def __init__(self, driver: CudaDriver, plan: WeightPlan, arena: Arena) -> None:
+        """Raises MemoryError when there is no staging memory."""
+        self._driver = driver
+        self._kernels = driver.kernels
+        self._plan = plan
+        self._vectors = {item.name: arena.take(item.shape, item.dtype) for item in plan.vectors}
+        self._matrices = {matrix.name: matrix for matrix in plan.matrices}
+        self._images = {matrix.name: matrix.take(arena) for matrix in plan.matrices}
+        self._missing = {*self._vectors, *self._matrices}
+        self._staging_bytes = max(_staging_bytes(matrix.layout) for matrix in plan.matrices)
+        self._staging = driver.allocate(self._staging_bytes)
+
+    def put(self, name: str, weight: Float32Array) -> None:
+        """Store one object's weight; blocks until the host array is no longer needed."""
+        if name in self._vectors:
+            vector = self._vectors[name]
+            self._upload(vector, weight.reshape(vector.shape))
+        else:
+            matrix = self._matrices[name]
+            parts = weight.reshape(matrix.num_matrices, *weight.shape[-2:])
+            for part, place in zip(parts, self._places(matrix), strict=True):
+                rows = self._staged(matrix)
+                self._upload(rows, part)
+                self._pack(place, rows)
+        self._missing.discard(name)
+
+    def put_pattern(self, name: str, pattern: DeviceTensor) -> None:
+        """Store a made-up weight: the flat bf16 `pattern`, repeated to the weight's size."""
+        if name in self._vectors:
+            self._repeat(pattern, self._vectors[name])
+        else:
+            matrix = self._matrices[name]
+            for place in self._places(matrix):
+                rows = self._staged(matrix)
+                self._repeat(pattern, rows)
+                self._pack(place, rows)
+        self._missing.discard(name)
+
+    def finish(self) -> DeviceWeights:
+        """Pack a tied head, give the staging memory back. InvariantError when one is missing."""
+        if HEAD in self._missing and EMBED not in self._missing:
+            for place in self._places(self._matrices[HEAD]):
+                self._pack(place, self._vectors[EMBED])
+            self._missing.discard(HEAD)
+        if self._missing:
+            raise InvariantError(f"weights {', '.join(sorted(self._missing))} are missing")
+        self._driver.synchronize()
+        self._driver.release(self._staging)
+        return DeviceWeights(
+            matrices=self._matrices,
+            linears={
+                matrix.name: self._linear(matrix)
+                for matrix in self._plan.matrices
+                if matrix.num_experts is None
+            },
+            experts={
+                matrix.name: ExpertWeights(matrix.layout, *self._images[matrix.name])
+                for matrix in self._plan.matrices
+                if matrix.num_experts is not None
+            },
+            vectors=self._vectors,
+        )
+
+    def _linear(self, matrix: MatrixSpec) -> PackedLinear:
+        plan = linear_small_t.plan_linear(matrix.layout, self._kernels.limits)
+        return PackedLinear(plan, *self._images[matrix.name])
+
+    def _places(self, matrix: MatrixSpec) -> Iterator[_Place]:
+        images, scales = self._images[matrix.name]
+        if matrix.num_experts is None:
+            yield _Place(matrix.layout, matrix.is_interleaved, images, scales)
+            return
+        for expert in range(matrix.num_experts):
+            scale = None if scales is None else scales.index(expert)
+            yield _Place(matrix.layout, matrix.is_interleaved, images.index(expert), scale)
+
+    def _staged(self, matrix: MatrixSpec) -> DeviceTensor:
+        """Where the next matrix is built, row-major bf16 [N, K]."""
+        shape = (matrix.layout.rows, matrix.layout.columns)
+        return DeviceTensor.dense(self._staging, shape, "uint16")
+
+    def _upload(self, target: DeviceTensor, weight: Float32Array) -> None:
+        if weight.shape != target.shape:
+            raise InvariantError(f"a weight {weight.shape} for a tensor {target.shape}")
+        values = weight.reshape(-1)
+        step = _UPLOAD_BYTES // values.itemsize
+        for first in range(0, values.size, step):
+            part = values[first : first + step]
+            codes = part if target.dtype == "float32" else bf16_codes(part)
+            self._driver.upload(target.address + first * target.itemsize, codes)
+            self._driver.synchronize()
+
+    def _repeat(self, pattern: DeviceTensor, target: DeviceTensor) -> None:
+        for offset in range(0, target.num_bytes, pattern.num_bytes):
+            size = min(pattern.num_bytes, target.num_bytes - offset)
+            self._driver.copy(target.address + offset, pattern.address, size)
+
+    def _pack(self, place: _Place, rows: DeviceTensor) -> None:
+        codes, scales = rows, None
+        if place.scale is not None:
+            if place.layout.format is WeightFormat.NVFP4:
+                codes, scales = self._quantise_groups(place.scale, rows)
+            else:
+                codes = self._quantise_rows(place, place.scale, rows)
+        linear_pack.launch(
+            self._kernels,
+            place.layout,
+            codes,
+            place.image,
+            scales=scales,
+            is_interleaved=place.is_interleaved,
+            stream=self._driver.stream,
+        )
+        self._driver.synchronize()
+
+    def _quantise_rows(
+        self, place: _Place, scale: DeviceTensor, rows: DeviceTensor
+    ) -> DeviceTensor:
+        """e4m3 codes; the row scales go to their place, in the order of the image."""
+        staging = self._staging_behind(rows)
+        codes = staging.take(rows.shape, "uint8")
+        scales = staging.take((rows.shape[0],), "float32")
+        quantise.launch_fp8_row(self._kernels, rows, codes, scales, stream=self._driver.stream)
+        ordered = np.empty(scales.shape, np.float32)
+        self._driver.download(ordered, scales.address)
+        self._driver.synchronize()
+        if place.is_interleaved:
+            ordered = interleave_gate_up(ordered)
+        self._driver.upload(scale.address, ordered)
+        self._driver.synchronize()
+        return codes
+
+    def _quantise_groups(
+        self, scale: DeviceTensor, rows: DeviceTensor
+    ) -> tuple[DeviceTensor, DeviceTensor]:
+        """e2m1 codes and group scales; all row scales are one factor, so their order is free."""
+        staging = self._staging_behind(rows)
+        num_rows, columns = rows.shape
+        codes = staging.take((num_rows, columns // 2), "uint8")
+        scales = staging.take((num_rows, columns // SCALE_GROUP), "uint8")
+        amax = staging.take((1,), "uint32")
+        self._driver.fill(amax.address, 0, amax.num_bytes)
+        quantise.launch_nvfp4(
+            self._kernels, rows, codes, scales, scale, amax=amax, stream=self._driver.stream
+        )
+        return codes, scales
+
+    def _staging_behind(self, rows: DeviceTensor) -> Arena:
+        """Staging memory that `rows` does not use."""
+        staging = Arena(self._staging, self._staging_bytes)
+        staging.take(rows.shape, rows.dtype)
+        return staging
+
+
+def bf16_codes(values: Float32Array) -> HalfArray:
+    """float_to_bf16; weights that come from bf16 take one pass."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    if not np.any(bits & np.uint32(0xFFFF)):
+        return (bits >> np.uint32(16)).astype(np.uint16)
+    return float_to_bf16(values)
+
+
+def _staging_bytes(layout: ImageLayout) -> int:
+    """Row-major bf16 and what a quantiser makes of it: codes, scales and a word."""
+    values = layout.rows * layout.columns
+    sizes = [2 * values]
+    if layout.format is WeightFormat.NVFP4:
+        sizes += [values // 2, values // SCALE_GROUP, 4]
+    elif layout.format is not WeightFormat.BF16:
+        sizes += [values, 4 * layout.rows]
+    return sum(-(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for size in sizes)
