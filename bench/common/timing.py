@@ -5,7 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+WARM_UP_REPLAYS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +33,13 @@ def time_chain(
         enqueue(item)
     graph = stream.end_capture()
     samples = []
-    for replay in range(replays + 2):
+    for replay in range(replays + WARM_UP_REPLAYS):
         start, end = cp.cuda.Event(), cp.cuda.Event()
         start.record(stream)
         graph.launch(stream)
         end.record(stream)
         end.synchronize()
-        if replay >= 2:
+        if replay >= WARM_UP_REPLAYS:
             samples.append(cp.cuda.get_elapsed_time(start, end) * 1000.0 / items)
     samples.sort()
     median = statistics.median(samples)

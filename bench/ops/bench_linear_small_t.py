@@ -44,6 +44,12 @@ SHAPES: Final = {
 }
 RINGS: Final = ((1, 1, 8), (1, 2, 6), (2, 2, 3))
 """(thread blocks a multiprocessor, blocks that share its memory, most stages)."""
+RING_AHEAD: Final = tuple(
+    (tokens, lookahead, next_units)
+    for tokens in (1, 8)
+    for lookahead, next_units in ((0, 0), (4, 0), (0, 2), (0, 4), (0, 8), (0, 16))
+)
+"""(T, units ahead of the own ring, units of the next launch)."""
 TOKENS: Final = (1, 2, 4, 8, 16)
 CHAIN_BYTES: Final = 1 << 30
 MAX_LINKS: Final = 96
@@ -95,9 +101,15 @@ class Bench:
         return Case(name, fmt, tuple(copies))
 
     def measure(
-        self, case: Case, tokens: int, *, is_chained: bool = True, ring: RingShape | None = None
+        self,
+        case: Case,
+        tokens: int,
+        *,
+        is_chained: bool = True,
+        ring: RingShape | None = None,
+        next_units: int = linear_small_t.NEXT_UNITS,
     ) -> dict[str, Any]:
-        """One row of the table."""
+        """One row of the table. next_units 0: no launch calls for the next one's weight."""
         plan = case.packed[0].plan
         layout = plan.layout
         x = _random_x(tokens, layout.columns)
@@ -106,9 +118,11 @@ class Bench:
         shape = ring or linear_small_t.shape_ring(plan, tokens, self.kernels.limits)
 
         def enqueue(index: int) -> None:
+            following = case.packed[(index + 1) % len(case.packed)] if next_units else None
             linear_small_t.launch(
                 self.kernels, case.packed[index], x, y[index], workspace=workspace,
                 stream=self.stream.ptr, is_chained=is_chained, ring=shape,
+                next_weight=following, next_units=next_units,
             )  # fmt: skip
 
         enqueue(0)
@@ -120,7 +134,7 @@ class Bench:
             "bytes": layout.image_bytes, "strips": layout.strips_per_block,
             "thread_blocks": plan.thread_blocks,
             **dataclasses.asdict(shape),
-            "is_chained": is_chained, **dataclasses.asdict(timing),
+            "is_chained": is_chained, "next_units": next_units, **dataclasses.asdict(timing),
             "terabytes_s": rate / 1e12, "fraction": rate / self.read_rate,
         }  # fmt: skip
 
@@ -177,17 +191,17 @@ def _ring_rows(
     bench: Bench, names: list[str], formats: list[WeightFormat]
 ) -> Iterator[dict[str, Any]]:
     limits = bench.kernels.limits
-    for name, fmt, strips in itertools.product(names, formats, (1, 2, 4, 8)):
+    for name, fmt, strips in itertools.product(names, formats, (None,)):
         case = bench.make_case(name, fmt, strips)
         layout = case.packed[0].plan.layout
         for blocks, resident, stages in RINGS:
             plan = LinearPlan(layout, min(layout.units, blocks * limits.num_multiprocessors))
-            for tokens, lookahead in itertools.product((1, 8), (0, 4)):
+            for tokens, lookahead, next_units in RING_AHEAD:
                 ring = linear_small_t.fit_ring(
                     plan, tokens, limits,
                     resident_blocks=resident, max_stages=stages, lookahead=lookahead,
                 )  # fmt: skip
-                row = bench.measure(case.with_plan(plan), tokens, ring=ring)
+                row = bench.measure(case.with_plan(plan), tokens, ring=ring, next_units=next_units)
                 yield {**row, "blocks": blocks, "resident": resident}
         del case
         cp.get_default_memory_pool().free_all_blocks()
@@ -211,7 +225,7 @@ def _print_rings(rows: list[dict[str, Any]]) -> None:
     ):
         best = sorted(group, key=lambda row: -row["fraction"])[:6]
         cells = [
-            f"{row['strips']}:{row['blocks']}/{row['resident']}x{row['stages']}+{row['lookahead']}"
+            f"{row['strips']}:{row['blocks']}/{row['resident']}x{row['stages']}+{row['lookahead']}>{row['next_units']}"
             f" {100 * row['fraction']:.0f}"
             for row in best
         ]

@@ -47,6 +47,8 @@ struct LinearParams {
   float* square_sums;       // out [T, N / 32] f32 or null: of the rounded y, by strip
   const float* x_square_sums;  // in [T, num_square_sums] f32 or null: normalise x with them
   const u16* norm_weight;   // [K] bf16
+  const u8* next_weights;   // image of a later launch or null
+  u64 next_bytes;
   int rows;                 // N
   int columns;              // K
   int tokens;               // T
@@ -63,8 +65,10 @@ struct LinearParams {
   float norm_eps;
   float norm_offset;        // added to norm_weight
   int lookahead;            // units beyond the first ring that are called into the L2 at the start
+  int next_units, next_blocks, next_unit_bytes;  // how the later launch splits its image
+  int next_count;           // units of each of its blocks to call into the L2
 };
-static_assert(sizeof(LinearParams) == 136, "ninfer/ops/linear_small_t.py mirrors this struct");
+static_assert(sizeof(LinearParams) == 168, "ninfer/ops/linear_small_t.py mirrors this struct");
 
 struct Bf16 {
   static constexpr int kPartColumns = 32;
@@ -154,6 +158,21 @@ struct Image {
   }
 };
 
+// Calls the first units of every block of a later launch into the L2. At the end of a block's own
+// stream: then memory would idle until the next kernel is under way.
+__device__ void call_next_weights(const LinearParams& p) {
+  const u64 step = p.next_unit_bytes;
+#pragma unroll 1
+  for (u32 block = blockIdx.x; block < static_cast<u32>(p.next_blocks); block += gridDim.x) {
+    u64 at = block * static_cast<u32>(p.next_units) / p.next_blocks * step;
+    const u64 end = min(at + p.next_count * step, p.next_bytes);
+#pragma unroll 1
+    for (; at < end; at += step) {
+      prefetch_global(p.next_weights + at, static_cast<u32>(min(step, end - at)));
+    }
+  }
+}
+
 // Streams units into the ring. What lies just behind the first ring is called into the L2, so that
 // memory stays busy while the block waits for the kernel before it.
 template <class Format>
@@ -174,6 +193,7 @@ __device__ void fill_ring(const LinearParams& p, const SharedLayout& shared, int
                 shared.full + at.stage * 8, policy, lane);
     at.advance(p.stages);
   }
+  if (p.next_weights != nullptr && lane == 0) call_next_weights(p);
 }
 
 __device__ __forceinline__ void consumer_barrier() {

@@ -45,6 +45,7 @@ THREADS: Final = 288
 _LEAST_STAGES: Final = 4
 _LONG_STRETCH_UNITS: Final = 24
 _LOOKAHEAD_UNITS: Final = 4
+NEXT_UNITS: Final = 4
 _UNITS_FOR_TWO_BLOCKS: Final = 8
 _BARRIER_BYTES: Final = 12 * 8 * 2 + 64
 _BLOCK_RESERVE_BYTES: Final = 1024
@@ -52,12 +53,14 @@ _PARAMS: Final = np.dtype(
     [
         ("weights", "<u8"), ("x", "<u8"), ("y", "<u8"), ("residual", "<u8"), ("row_scale", "<u8"),
         ("partials", "<u8"), ("square_sums", "<u8"),
-        ("x_square_sums", "<u8"), ("norm_weight", "<u8"),
+        ("x_square_sums", "<u8"), ("norm_weight", "<u8"), ("next_weights", "<u8"),
+        ("next_bytes", "<u8"),
         ("rows", "<i4"), ("columns", "<i4"), ("tokens", "<i4"), ("x_stride", "<i4"),
         ("y_stride", "<i4"), ("units_per_block", "<i4"), ("row_blocks", "<i4"),
         ("strips_per_block", "<i4"), ("last_strips", "<i4"), ("stages", "<i4"), ("window", "<i4"),
         ("epilogue", "<i4"), ("num_square_sums", "<i4"), ("norm_eps", "<f4"),
-        ("norm_offset", "<f4"), ("lookahead", "<i4"),
+        ("norm_offset", "<f4"), ("lookahead", "<i4"), ("next_units", "<i4"),
+        ("next_blocks", "<i4"), ("next_unit_bytes", "<i4"), ("next_count", "<i4"),
     ]
 )  # fmt: skip
 
@@ -221,12 +224,16 @@ def launch(
     square_sums: DeviceArray | None = None,
     norm: InputNorm | None = None,
     is_chained: bool = False,
+    next_weight: PackedLinear | None = None,
+    next_units: int = NEXT_UNITS,
     ring: RingShape | None = None,
 ) -> None:
     """Queue y on `stream`; returns before it has run.
 
     is_chained   may start while the kernel ahead of it in the stream still runs (weights are
                  constants; everything else waits for it)
+    next_weight  what a later launch of the stream reads: its beginnings, next_units units a block,
+                 are called into the L2 when this launch has no more to read itself
     ring         for measurements; by default what shape_ring says
     """
     layout = weight.plan.layout
@@ -253,6 +260,8 @@ def launch(
         params["square_sums"] = strips.address
     if norm is not None:
         _set_norm(params, layout, tokens, norm)
+    if next_weight is not None:
+        _set_next_weight(params, next_weight, next_units)
     tiles = -(-tokens // COLUMN_TILE)
     entry = f"linear_small_t_{layout.format.value}_{tiles * COLUMN_TILE}"
     function = kernels.function("linear_small_t", entry)
@@ -304,6 +313,16 @@ def _set_weight(params: NDArray[np.void], weight: PackedLinear) -> None:
     params["units_per_block"], params["row_blocks"] = layout.units_per_block, layout.row_blocks
     params["strips_per_block"] = layout.strips_per_block
     params["last_strips"] = layout.last_strips
+
+
+def _set_next_weight(params: NDArray[np.void], weight: PackedLinear, units: int) -> None:
+    layout = weight.plan.layout
+    image = view_of(_OP, "next_weight.image", weight.image, "uint8", 1)
+    _require_shape("next_weight.image", image, (layout.image_bytes,))
+    params["next_weights"], params["next_bytes"] = image.address, layout.image_bytes
+    params["next_units"], params["next_blocks"] = layout.units, weight.plan.thread_blocks
+    params["next_unit_bytes"] = layout.format.unit_bytes()
+    params["next_count"] = min(units, weight.plan.max_units)
 
 
 def _set_output(
