@@ -61,6 +61,16 @@ def parse_float(minimum: float, maximum: float = float("inf")) -> Callable[[str]
     return parse
 
 
+def parse_ints(minimum: int, maximum: int) -> Callable[[str], tuple[int, ...]]:
+    """`1024,8192`: whole numbers with commas between them."""
+    parse_one = parse_int(minimum, maximum)
+
+    def parse(text: str) -> tuple[int, ...]:
+        return tuple(parse_one(part) for part in text.split(","))
+
+    return parse
+
+
 _BYTE_UNITS: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
@@ -124,6 +134,12 @@ class EngineOptions:
     )
     kv_dtype: str = option(
         "bf16", "how keys and values are stored on a GPU", choices=("bf16", "fp8", "int8")
+    )
+    kernels: str | None = option(
+        None,
+        "folder of compiled kernels that `kernels build` wrote; default they are compiled when"
+        " first used",
+        metavar="DIR",
     )
     max_concurrency: int = option(
         8, "sequences that run at once (lanes)", parse=parse_int(1, 256), metavar="N"
@@ -305,6 +321,50 @@ class ConvertOptions:
     force: bool = option(False, "replace the file if it exists")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """What is measured."""
+
+    synthetic: str | None = option(
+        None,
+        "made-up weights of this model's shapes instead of a model's own",
+        choices=(
+            "qwen3.5-0.8b",
+            "qwen3.5-2b",
+            "qwen3.5-4b",
+            "qwen3.5-9b",
+            "qwen3.5-27b",
+            "qwen3.5-35b-a3b",
+            "qwen3-8b",
+        ),
+    )
+    prompts: tuple[int, ...] = option(
+        (1024,), "prompt lengths in tokens, with commas", parse=parse_ints(1, 16_777_216),
+        metavar="N,N",
+    )  # fmt: skip
+    batches: tuple[int, ...] = option(
+        (1,), "sequences decoded at once, with commas", parse=parse_ints(1, 256), metavar="N,N"
+    )
+    output: int = option(
+        64, "decode steps timed in each case", parse=parse_int(1, 1_000_000), metavar="TOKENS"
+    )
+    record: str | None = option(None, "also write all figures as JSON", metavar="FILE.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelsOptions:
+    """What is compiled."""
+
+    arch: str | None = option(
+        None, "architectures with commas (sm_90a,sm_120a); default all supported ones",
+        metavar="NAMES",
+    )  # fmt: skip
+    out: str | None = option(None, "the folder to fill; needed", metavar="DIR")
+    jobs: int | None = option(
+        None, "compilers at once; default one a processor", parse=parse_int(1, 4096), metavar="N"
+    )
+
+
 def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
@@ -377,4 +437,6 @@ def _default_text(default: Any) -> str:
         return ""
     if isinstance(default, bool):
         return f", default {'on' if default else 'off'}"
+    if isinstance(default, tuple):
+        return f", default {','.join(str(item) for item in default)}"
     return f", default {default}"

@@ -72,6 +72,14 @@ def _dispatch(invocation: Invocation, console: Console) -> int:
             from ninfer.cli import convert
 
             return convert.run(invocation, console)
+        case "bench":
+            from ninfer.cli import bench
+
+            return bench.run(invocation, console)
+        case "kernels":
+            from ninfer.cli import kernels
+
+            return kernels.run(invocation, console)
         case name:
             raise InvariantError(f"command {name} has no implementation")
 

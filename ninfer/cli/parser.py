@@ -14,10 +14,12 @@ from ninfer.cli.exit_codes import UsageError
 from ninfer.contract.errors import InvariantError
 from ninfer.options import (
     NO_DEFAULTS,
+    BenchOptions,
     ChatOptions,
     ConvertOptions,
     EngineOptions,
     InfoOptions,
+    KernelsOptions,
     RunOptions,
     SamplingOptions,
     ScoreOptions,
@@ -35,12 +37,21 @@ _ONE_LANE: Final = {"max_concurrency": 1}
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One subcommand. `defaults`: its own defaults of options it shares with others."""
+    """One subcommand. `defaults`: its own defaults of options it shares with others.
+
+    action   the word that must follow the command, instead of a model
+    """
 
     name: str
     summary: str
     options: tuple[type[Any], ...]
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=lambda: NO_DEFAULTS)
+    action: str | None = None
+
+    @property
+    def usage(self) -> str:
+        """What stands in front of the options."""
+        return f"ninfer {self.name} {self.action or '[MODEL]'}"
 
 
 COMMANDS: Final = (
@@ -67,6 +78,12 @@ COMMANDS: Final = (
         (ScoreOptions, EngineOptions), _ONE_LANE,
     ),
     Command("convert", "write a model directory as one .ninfer file", (ConvertOptions,)),
+    Command(
+        "bench", "measure prompts and decode steps on a GPU", (BenchOptions, EngineOptions)
+    ),
+    Command(
+        "kernels", "compile the GPU kernels ahead of time", (KernelsOptions,), action="build"
+    ),
 )  # fmt: skip
 
 
@@ -89,6 +106,8 @@ class Invocation:
     @property
     def model_path(self) -> Path | None:
         """The model that was named, None for the embedded one."""
+        if self.command.action is not None:
+            return None
         named = self.arguments.model or self.environ.get(MODEL_VARIABLE)
         return Path(named) if named else None
 
@@ -111,7 +130,7 @@ def _command_parser(command: Command) -> argparse.ArgumentParser:
     parser = _Parser(
         prog=f"ninfer {command.name}",
         description=f"{command.name}: {command.summary}.",
-        usage=f"ninfer {command.name} [MODEL] [options]",
+        usage=f"{command.usage} [options]",
         allow_abbrev=False,
     )
     _add_model_and_options(parser, command)
@@ -138,6 +157,15 @@ def _root_parser(chat: Command) -> argparse.ArgumentParser:
 
 
 def _add_model_and_options(parser: argparse.ArgumentParser, command: Command) -> None:
+    if command.action is not None:
+        parser.add_argument("action", choices=(command.action,), help="what to do")
+    else:
+        _add_model(parser)
+    for cls in command.options:
+        add_options(parser, cls, command.defaults)
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -145,5 +173,3 @@ def _add_model_and_options(parser: argparse.ArgumentParser, command: Command) ->
         help="model directory (Hugging Face layout) or .ninfer file"
         f" [{MODEL_VARIABLE}, default the embedded demo model]",
     )
-    for cls in command.options:
-        add_options(parser, cls, command.defaults)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from ninfer.contract.errors import OpContractError, OptionError
@@ -43,37 +44,56 @@ _USEFUL_CONTEXT_TOKENS: Final = 16_384
 
 @dataclass(frozen=True, slots=True)
 class CudaPlan:
-    """How a model lies on a device."""
+    """How a model lies on a device. `weight_format` as in `--weights`, never auto."""
 
+    weight_format: str
     weights: WeightPlan
     memory: MemoryPlan
     kv_dtype: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BuiltExecutor:
+    executor: CudaExecutor
+    plan: CudaPlan
 
 
 def load_cuda(
     source: ModelSource, options: EngineOptions, progress: LoadProgress
 ) -> tuple[CudaExecutor, MemoryPlan]:
     """Raises OptionError, ModelFileError and DeviceError; nothing stays behind then."""
-
-    def fill(store: WeightStore) -> None:
-        for name, array in read_weights(source, progress):
-            store.put(name, array)
-
-    return build_cuda(source.config, CudaDevice(options.device), options, fill)
+    built = build_cuda(source.config, open_device(options), options, source_fill(source, progress))
+    return built.executor, built.plan.memory
 
 
 def plan_cuda(source: ModelSource, options: EngineOptions) -> MemoryPlan:
     """The plan `load_cuda` would follow now. Raises OptionError and DeviceError."""
-    device = CudaDevice(options.device)
+    device = open_device(options)
     try:
         return plan_on(source.config, device, options).memory
     finally:
         device.close()
 
 
+def open_device(options: EngineOptions) -> CudaDevice:
+    """Raises DeviceError."""
+    cubin_dir = None if options.kernels is None else Path(options.kernels)
+    return CudaDevice(options.device, cubin_dir=cubin_dir)
+
+
+def source_fill(source: ModelSource, progress: LoadProgress) -> WeightFill:
+    """The weights of `source`, read one by one."""
+
+    def fill(store: WeightStore) -> None:
+        for name, array in read_weights(source, progress):
+            store.put(name, array)
+
+    return fill
+
+
 def build_cuda(
     config: ModelConfig, driver: CudaDriver, options: EngineOptions, fill: WeightFill
-) -> tuple[CudaExecutor, MemoryPlan]:
+) -> BuiltExecutor:
     """An executor on `driver`, which it owns; on an error the driver is closed."""
     with ExitStack() as undo:
         undo.callback(driver.close)
@@ -89,7 +109,7 @@ def build_cuda(
             ) from error
         executor = CudaExecutor(config, plan.memory.capacity, driver, weights, workspace)
         undo.pop_all()
-    return executor, plan.memory
+    return BuiltExecutor(executor, plan)
 
 
 def plan_on(config: ModelConfig, driver: CudaDriver, options: EngineOptions) -> CudaPlan:
@@ -130,7 +150,7 @@ def _plan_format(
         available_bytes=free_bytes,
         costs=costs,
     )
-    return CudaPlan(weights, memory, options.kv_dtype)
+    return CudaPlan(name, weights, memory, options.kv_dtype)
 
 
 def _load_weights(driver: CudaDriver, plan: CudaPlan, fill: WeightFill) -> DeviceWeights:

@@ -1,16 +1,17 @@
-"""Bytes a decode step must move at least: weights and KV read once, states read and written.
+"""What a model must move and compute at least: bytes of a decode step, FLOP of a prompt.
 
-The floor of a step is these bytes over the rate at which the device can read.
+A decode step reads weights and KV once and reads and writes states; its floor is those bytes over
+the rate at which the device can read.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ninfer.contract.model import MlpKind, ModelConfig
+from ninfer.contract.model import ModelConfig
 from ninfer.contract.units import PAGE_TOKENS
 from ninfer.program.executors import cuda_memory
-from ninfer.program.executors.cuda_weights import EMBED, WeightPlan
+from ninfer.program.executors.cuda_weights import EMBED, HEAD, WeightPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +50,21 @@ def _weights_bytes(config: ModelConfig, weights: WeightPlan, num_rows: int) -> i
         if vector.name != EMBED:
             total += vector.num_bytes
     for matrix in weights.matrices:
-        total += matrix.num_bytes * (share if ".experts." in matrix.name else 1.0)
+        total += matrix.num_bytes * (1.0 if matrix.num_experts is None else share)
     return round(total)
 
 
-def active_parameters(config: ModelConfig, weights: WeightPlan) -> int:
-    """Parameters that a token is multiplied by, without the head: twice that is its FLOP."""
-    total = 0.0
+def prompt_flop(config: ModelConfig, weights: WeightPlan, num_tokens: int) -> int:
+    """Floating-point operations of a prompt: the projections of every token, causal attention, and
+    one row of the head."""
+    active = 0
     for matrix in weights.matrices:
-        if matrix.name == "lm_head":
+        values = matrix.num_matrices * matrix.layout.rows * matrix.layout.columns
+        if matrix.name == HEAD:
             continue
-        values = matrix.layout.rows * matrix.layout.columns * matrix.num_matrices
-        if ".experts." in matrix.name and config.moe is not None:
-            values = values * config.moe.experts_per_token // config.moe.num_experts
-        total += values
-    return round(total)
-
-
-def has_experts(config: ModelConfig) -> bool:
-    return any(layer.mlp is MlpKind.MOE for layer in config.layers)
+        if matrix.num_experts is not None and config.moe is not None:
+            values = values * config.moe.experts_per_token // matrix.num_experts
+        active += values
+    att = config.attention
+    scores = 2 * num_tokens**2 * att.num_heads * att.head_dim * config.num_attention_layers
+    return 2 * active * num_tokens + scores + 2 * config.vocab_size * config.hidden_size

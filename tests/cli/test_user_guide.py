@@ -16,7 +16,7 @@ GUIDE = Path(__file__).resolve().parents[2] / "docs" / "user-guide.md"
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_command_and_its_options_are_described(command: Command) -> None:
     text = GUIDE.read_text(encoding="utf-8")
-    assert f"ninfer {command.name} [MODEL]" in text
+    assert command.usage in text
     rows = [line for line in text.splitlines() if line.startswith("| `--")]
     for cls in command.options:
         for name, spec in specs_of(cls).items():

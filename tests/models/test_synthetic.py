@@ -9,6 +9,7 @@ import pytest
 from ninfer.contract.model import MixerKind
 from ninfer.models.parameters import model_objects
 from ninfer.models.synthetic import SYNTHETIC_MODELS
+from ninfer.options import BenchOptions, specs_of
 
 BILLIONS = {
     "qwen3.5-0.8b": 0.752,
@@ -19,6 +20,10 @@ BILLIONS = {
     "qwen3.5-35b-a3b": 34.661,
     "qwen3-8b": 8.191,
 }
+
+
+def test_the_option_names_all_of_them() -> None:
+    assert specs_of(BenchOptions)["synthetic"].choices == tuple(SYNTHETIC_MODELS)
 
 
 @pytest.mark.parametrize("name", SYNTHETIC_MODELS)

@@ -56,7 +56,7 @@ class CudaExecutor:
             driver,
             capacity.max_concurrency,
             warm_up=self._warm_up,
-            enqueue=self._queue_decode,
+            enqueue=self.queue_decode,
         )
 
     @property
@@ -123,6 +123,21 @@ class CudaExecutor:
                 scores[first:last] = self._workspace.read_scores(last - first)
         return scores
 
+    def queue_decode(self, num_rows: int) -> None:
+        """Queue one decode step from the copies in to the copy out: what the graphs hold. Called by
+        benchmarks too, between units only."""
+        inputs, sampler = self._workspace.decode_inputs, self._workspace.sampler
+        inputs.queue_copy(num_rows, num_rows)
+        sampler.queue_copy_in(num_rows)
+        unit = inputs.tensors(num_rows, num_rows)
+        hidden = self._model.queue_embedding(unit)
+        for _ in self._model.queue_layers(unit, hidden):
+            pass
+        logits = self._workspace.logits(num_rows)
+        self._model.queue_decode_logits(hidden, logits)
+        sampler.queue(logits)
+        sampler.queue_copy_out(num_rows)
+
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
@@ -139,25 +154,11 @@ class CudaExecutor:
             await asyncio.sleep(0)
         return hidden
 
-    def _queue_decode(self, num_rows: int) -> None:
-        """One decode step of `num_rows` rows from the copies in to the copy out."""
-        inputs, sampler = self._workspace.decode_inputs, self._workspace.sampler
-        inputs.queue_copy(num_rows, num_rows)
-        sampler.queue_copy_in(num_rows)
-        unit = inputs.tensors(num_rows, num_rows)
-        hidden = self._model.queue_embedding(unit)
-        for _ in self._model.queue_layers(unit, hidden):
-            pass
-        logits = self._workspace.logits(num_rows)
-        self._model.queue_decode_logits(hidden, logits)
-        sampler.queue(logits)
-        sampler.queue_copy_out(num_rows)
-
     def _warm_up(self, num_rows: int) -> None:
         rows = _warm_up_rows(num_rows)
         self._workspace.decode_inputs.write(rows)
         self._workspace.sampler.write([_unused_sample() for _ in rows])
-        self._queue_decode(num_rows)
+        self.queue_decode(num_rows)
 
     async def _completion(self) -> None:
         """Poll until all that was queued has run, with a turn of the loop between two looks."""

@@ -1,0 +1,94 @@
+"""Benchmarks of a model's own weights or of made-up ones, ready to run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ninfer.contract.errors import OptionError
+from ninfer.contract.model import ModelConfig, ModelSource
+from ninfer.contract.units import MemoryPlan
+from ninfer.models.synthetic import SYNTHETIC_MODELS
+from ninfer.options import EngineOptions, flag_of
+from ninfer.program.benchmark import ModelBenchmark
+from ninfer.program.cuda_loader import WeightFill, build_cuda, open_device, source_fill
+from ninfer.program.executors.cuda import CudaExecutor
+from ninfer.program.executors.cuda_device import unusable_reason
+from ninfer.program.executors.cuda_driver import CudaDriver
+from ninfer.program.executors.cuda_weight_store import WeightStore
+from ninfer.program.read_rate import measure_read_rate
+from ninfer.program.synthetic_weights import fill_synthetic
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BenchSetup:
+    """An executor, what it runs and on what. `start_s` is from the open device to ready graphs."""
+
+    name: str
+    device_name: str
+    weight_format: str
+    kv_dtype: str
+    read_rate: float
+    start_s: float
+    plan: MemoryPlan
+    executor: CudaExecutor
+    benchmark: ModelBenchmark
+
+
+def open_benchmark(
+    source: ModelSource, options: EngineOptions, progress: Callable[[str, int, int], None]
+) -> BenchSetup:
+    """A model's own weights. Raises OptionError, ModelFileError and DeviceError."""
+    driver = _open(options)
+    return _setup(source.name, source.config, driver, options, source_fill(source, progress))
+
+
+def open_synthetic_benchmark(name: str, options: EngineOptions) -> BenchSetup:
+    """Made-up weights; `name` as in SYNTHETIC_MODELS. Raises OptionError and DeviceError."""
+    config = SYNTHETIC_MODELS.get(name)
+    if config is None:
+        raise OptionError(
+            flag_of("synthetic"), f"{name!r} is not one of {', '.join(SYNTHETIC_MODELS)}"
+        )
+    driver = _open(options)
+
+    def fill(store: WeightStore) -> None:
+        fill_synthetic(driver, config, store)
+
+    return _setup(name, config, driver, options, fill)
+
+
+def _open(options: EngineOptions) -> CudaDriver:
+    reason = unusable_reason(options.device)
+    if reason is not None:
+        raise OptionError(flag_of("executor"), f"bench needs a GPU: {reason}")
+    return open_device(options)
+
+
+def _setup(
+    name: str, config: ModelConfig, driver: CudaDriver, options: EngineOptions, fill: WeightFill
+) -> BenchSetup:
+    read_rate = measure_read_rate(driver)
+    started = time.perf_counter()
+    built = build_cuda(config, driver, options, fill)
+    start_s = time.perf_counter() - started
+    benchmark = ModelBenchmark(
+        config,
+        built.executor,
+        built.plan.memory.capacity,
+        built.plan.weights,
+        kv_dtype=options.kv_dtype,
+        read_rate=read_rate,
+    )
+    return BenchSetup(
+        name=name,
+        device_name=driver.kernels.limits.name,
+        weight_format=built.plan.weight_format,
+        kv_dtype=options.kv_dtype,
+        read_rate=read_rate,
+        start_s=start_s,
+        plan=built.plan.memory,
+        executor=built.executor,
+        benchmark=benchmark,
+    )
