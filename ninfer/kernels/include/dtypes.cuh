@@ -33,6 +33,13 @@ __device__ __forceinline__ u32 mul_bf16x2(u32 a, u32 b) {
   return product;
 }
 
+// a + b in bf16 pairs. (fma with 1: the plain sum exists from 9.0 only.)
+__device__ __forceinline__ u32 add_bf16x2(u32 a, u32 b) {
+  u32 sum;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(0x3f803f80u), "r"(b));
+  return sum;
+}
+
 constexpr u32 kTwoTo120 = 0x7b807b80u;  // bf16 pair: an e4m3 pattern at bits 4..10 is 2^-120 too small
 constexpr u32 kTwoTo118 = 0x7a807a80u;
 
