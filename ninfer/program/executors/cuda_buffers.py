@@ -12,7 +12,7 @@ from typing import Final
 from ninfer.contract.model import ModelConfig
 from ninfer.contract.units import Capacity
 from ninfer.kernels.library import DeviceLimits
-from ninfer.ops import gdn_prefill, linear_small_t, moe_experts_small_t
+from ninfer.ops import gdn_prefill, linear_small_t, moe_experts_small_t, paged_attention_decode
 from ninfer.program.executors.cuda_tensor import Arena, DeviceTensor
 from ninfer.program.executors.cuda_weights import HEAD, WeightPlan
 
@@ -73,6 +73,8 @@ class UnitBuffers:
     logits           f32 [S, V]
     partials         f32, flat: sums that thread blocks of a linear exchange; all bits set at rest
     unpacked         flat: the largest matrix, row-major
+    query            flat: normed and rotated queries of N columns
+    attention        f32, flat: partial results of decode attention
     scratch          bytes that a mixer's kernels pass to each other
     """
 
@@ -84,6 +86,8 @@ class UnitBuffers:
     logits: DeviceTensor
     partials: DeviceTensor
     unpacked: DeviceTensor
+    query: DeviceTensor
+    attention: DeviceTensor
     scratch: DeviceTensor
     moe: MoeBuffers | None
 
@@ -119,9 +123,14 @@ def carve_buffers(
     weights: WeightPlan,
     sizes: UnitSizes,
     limits: DeviceLimits,
+    *,
+    max_pages: int,
 ) -> UnitBuffers:
     """InvariantError when the arena is too small."""
-    hidden = config.hidden_size
+    hidden, att = config.hidden_size, config.attention
+    partial_results = paged_attention_decode.workspace_size(
+        sizes.max_small, att.num_heads, att.head_dim, max_pages
+    )
     single = [matrix for matrix in weights.matrices if matrix.num_experts is None]
     partials = max(
         linear_small_t.workspace_size(linear_small_t.plan_linear(matrix.layout, limits))
@@ -139,6 +148,8 @@ def carve_buffers(
         logits=_logits(arena, sizes.max_small, config.vocab_size),
         partials=arena.take((partials,), "float32"),
         unpacked=arena.take((unpacked,), "uint16"),
+        query=arena.take((sizes.max_tokens * att.num_heads * att.head_dim,), "uint16"),
+        attention=arena.take((partial_results,), "float32"),
         scratch=arena.take((_scratch_bytes(config, sizes, limits),), "uint8"),
         moe=carve_moe_buffers(arena, config, sizes),
     )

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from ninfer.contract.model import ModelConfig
-from ninfer.ops.gdn_device import CONV_WIDTHS, HEAD_DIMS
-
-ATTENTION_HEAD_DIMS: Final = (64, 128, 256)
+from ninfer.ops import gdn_device, kv_pages, moe_router, paged_attention_decode
 
 
 def unsupported_reason(config: ModelConfig) -> str | None:
     """What of the model has no kernel, or None."""
-    att, gdn = config.attention, config.gdn
-    if att.head_dim not in ATTENTION_HEAD_DIMS:
-        return f"attention heads of {att.head_dim}, kernels are there for {ATTENTION_HEAD_DIMS}"
+    att, moe = config.attention, config.moe
+    if att.head_dim not in kv_pages.HEAD_DIMS:
+        return f"attention heads of {att.head_dim}, kernels are there for {kv_pages.HEAD_DIMS}"
+    if att.num_heads // att.num_kv_heads > paged_attention_decode.MAX_GROUP:
+        return f"{att.num_heads} query heads of {att.num_kv_heads}"
     if config.hidden_size % 8 or config.intermediate_size % 8:
         return f"sizes {config.hidden_size} and {config.intermediate_size}, not multiples of 8"
-    if gdn is not None:
-        for size in (gdn.key_head_dim, gdn.value_head_dim):
-            if size not in HEAD_DIMS:
-                return f"GDN heads of {size}, kernels are there for {HEAD_DIMS}"
-        if gdn.conv_width not in CONV_WIDTHS:
-            return f"a convolution of width {gdn.conv_width}, kernels are there for {CONV_WIDTHS}"
+    if moe is not None and (
+        moe.num_experts > moe_router.MAX_EXPERTS
+        or moe.experts_per_token > moe_router.MAX_EXPERTS_PER_TOKEN
+    ):
+        return f"{moe.experts_per_token} of {moe.num_experts} experts"
+    return _unsupported_gdn(config)
+
+
+def _unsupported_gdn(config: ModelConfig) -> str | None:
+    gdn = config.gdn
+    if gdn is None:
+        return None
+    for size in (gdn.key_head_dim, gdn.value_head_dim):
+        if size not in gdn_device.HEAD_DIMS:
+            return f"GDN heads of {size}, kernels are there for {gdn_device.HEAD_DIMS}"
+    if gdn.conv_width not in gdn_device.CONV_WIDTHS:
+        widths = gdn_device.CONV_WIDTHS
+        return f"a convolution of width {gdn.conv_width}, kernels are there for {widths}"
     return None

@@ -17,6 +17,7 @@ from ninfer.contract.model import ModelConfig
 from ninfer.contract.units import PAGE_TOKENS, Capacity
 from ninfer.kernels.library import DeviceLimits
 from ninfer.ops import rotary
+from ninfer.ops.attention_prepare import RotaryTables
 from ninfer.program.executors import cuda_inputs
 from ninfer.program.executors.cuda_buffers import UnitBuffers, UnitSizes, carve_buffers
 from ninfer.program.executors.cuda_driver import CudaDriver
@@ -30,16 +31,6 @@ _ALL_BITS = 0xFF
 
 
 @dataclass(frozen=True, slots=True)
-class RopeTables:
-    """Constants of the rotary embedding: inverse f32 and axes int32, a frequency each; scale on
-    cos and sin."""
-
-    inverse: DeviceTensor
-    axes: DeviceTensor
-    scale: float
-
-
-@dataclass(frozen=True, slots=True)
 class WorkspaceTensors:
     """`persistent_bytes` of the arena hold `memory`; the rest is the workspace of a plan."""
 
@@ -50,7 +41,8 @@ class WorkspaceTensors:
     decode_block: DeviceTensor
     prefill_block: DeviceTensor
     page_tables: DeviceTensor
-    rope: RopeTables
+    rope_inverse: DeviceTensor
+    rope_axes: DeviceTensor
 
 
 def carve_workspace(
@@ -71,7 +63,7 @@ def carve_workspace(
     return WorkspaceTensors(
         memory=memory,
         persistent_bytes=persistent_bytes,
-        buffers=carve_buffers(arena, config, weights, sizes, limits),
+        buffers=carve_buffers(arena, config, weights, sizes, limits, max_pages=max_pages),
         sampler=carve_sampler(
             arena,
             max_rows=lanes,
@@ -82,7 +74,8 @@ def carve_workspace(
         prefill_block=arena.take((cuda_inputs.block_bytes(1, capacity.prefill_chunk),), "uint8"),
         # The last row is the prefill unit's.
         page_tables=arena.take((lanes + 1, max_pages), "int32"),
-        rope=_rope_tables(arena, config),
+        rope_inverse=arena.take((config.attention.rope.rotary_dim // 2,), "float32"),
+        rope_axes=arena.take((config.attention.rope.rotary_dim // 2,), "int32"),
     )
 
 
@@ -94,7 +87,6 @@ class Workspace:
         tables, lanes = tensors.page_tables, tensors.page_tables.shape[0] - 1
         self.memory = tensors.memory
         self.buffers = tensors.buffers
-        self.rope = tensors.rope
         self.decode_inputs = UnitInputs(driver, tensors.decode_block, tables.rows(0, lanes))
         self.prefill_inputs = UnitInputs(
             driver, tensors.prefill_block, tables.rows(lanes, lanes + 1)
@@ -107,8 +99,9 @@ class Workspace:
             if state is not None:
                 driver.fill(state.address, 0, state.num_bytes)
         frequencies = rotary.frequencies(config.attention.rope)
-        driver.upload(self.rope.inverse.address, frequencies.inverse)
-        driver.upload(self.rope.axes.address, frequencies.axes)
+        self.rope = RotaryTables(tensors.rope_inverse, tensors.rope_axes, frequencies.scale)
+        driver.upload(tensors.rope_inverse.address, frequencies.inverse)
+        driver.upload(tensors.rope_axes.address, frequencies.axes)
         driver.synchronize()
         partials = self.buffers.partials
         driver.fill(partials.address, _ALL_BITS, partials.num_bytes)
@@ -127,13 +120,6 @@ class Workspace:
         vocab_size, row_stride = self.buffers.logits.shape[1], self.buffers.logits.row_stride
         rows = self._scores[: num_rows * row_stride].reshape(num_rows, row_stride)
         return rows[:, :vocab_size]
-
-
-def _rope_tables(arena: Arena, config: ModelConfig) -> RopeTables:
-    rope = config.attention.rope
-    half = rope.rotary_dim // 2
-    scale = rotary.frequencies(rope).scale
-    return RopeTables(arena.take((half,), "float32"), arena.take((half,), "int32"), scale)
 
 
 def _scored_bytes(logits: DeviceTensor) -> int:
