@@ -42,5 +42,11 @@ def commit() -> str | None:
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
+    """JSON; a list under `rows` is written last, a row a line."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    head = {key: value for key, value in record.items() if key != "rows"}
+    text = json.dumps(head, indent=1)
+    if "rows" in record:
+        lines = ",\n".join("  " + json.dumps(row) for row in record["rows"])
+        text = text.removesuffix("\n}") + f',\n "rows": [\n{lines}\n ]\n}}'
+    path.write_text(text + "\n")

@@ -115,7 +115,9 @@ class Bench:
         x = _random_x(tokens, layout.columns)
         y = cp.empty((len(case.packed), tokens, layout.rows), cp.uint16)
         workspace = _workspace(plan)
-        shape = ring or linear_small_t.shape_ring(plan, tokens, self.kernels.limits)
+        shape = ring or linear_small_t.shape_ring(
+            plan, tokens, self.kernels.limits, is_called=next_units > 0
+        )
 
         def enqueue(index: int) -> None:
             following = case.packed[(index + 1) % len(case.packed)] if next_units else None

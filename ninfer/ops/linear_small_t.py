@@ -43,9 +43,9 @@ MAX_TOKENS: Final = 16
 COLUMN_TILE: Final = 8
 THREADS: Final = 288
 _LEAST_STAGES: Final = 4
-_LONG_STRETCH_UNITS: Final = 24
+_LONG_STRETCH_UNITS: Final = 20
 _LOOKAHEAD_UNITS: Final = 4
-NEXT_UNITS: Final = 4
+NEXT_UNITS: Final = 2
 _UNITS_FOR_TWO_BLOCKS: Final = 8
 _BARRIER_BYTES: Final = 12 * 8 * 2 + 64
 _BLOCK_RESERVE_BYTES: Final = 1024
@@ -156,11 +156,14 @@ def workspace_size(plan: LinearPlan, max_tokens: int = MAX_TOKENS) -> int:
     return slots * layout.strips_per_block * STRIP_ROWS * tiles * COLUMN_TILE
 
 
-def shape_ring(plan: LinearPlan, tokens: int, limits: DeviceLimits) -> RingShape:
+def shape_ring(
+    plan: LinearPlan, tokens: int, limits: DeviceLimits, *, is_called: bool = False
+) -> RingShape:
     """How launches of this plan use shared memory; measured, see bench/results/NOTES.md.
 
-    Long stretches take all of a multiprocessor and look ahead; short ones leave room for the next
-    kernel of a chain, if their part of x fits; two blocks of one kernel share with shallow rings.
+    Long stretches take all of a multiprocessor and look ahead, unless an earlier launch called
+    their beginnings (`is_called`); short ones leave room for the next kernel of a chain, if their
+    part of x fits; two blocks of one kernel share with shallow rings.
     """
     if plan.thread_blocks > limits.num_multiprocessors:
         return fit_ring(plan, tokens, limits, resident_blocks=2, max_stages=3, lookahead=0)
@@ -169,7 +172,7 @@ def shape_ring(plan: LinearPlan, tokens: int, limits: DeviceLimits) -> RingShape
         ring = fit_ring(plan, tokens, limits, resident_blocks=2, max_stages=6, lookahead=0)
         if ring.window >= _needed_window(plan):
             return ring
-    lookahead = _LOOKAHEAD_UNITS if is_long else 0
+    lookahead = _LOOKAHEAD_UNITS if is_long and not is_called else 0
     return fit_ring(plan, tokens, limits, resident_blocks=1, max_stages=8, lookahead=lookahead)
 
 
@@ -233,7 +236,8 @@ def launch(
     is_chained   may start while the kernel ahead of it in the stream still runs (weights are
                  constants; everything else waits for it)
     next_weight  what a later launch of the stream reads: its beginnings, next_units units a block,
-                 are called into the L2 when this launch has no more to read itself
+                 are called into the L2 when this launch has no more to read itself; in a chain
+                 where all do so, this launch's own were called by an earlier one
     ring         for measurements; by default what shape_ring says
     """
     layout = weight.plan.layout
@@ -243,7 +247,8 @@ def launch(
         fail(_OP, f"x has shape {source.shape} for {layout.columns} columns, T up to {MAX_TOKENS}")
     if source.row_stride % 8 or source.address % 16:
         fail(_OP, "the rows of x are not aligned to 16 bytes")
-    shape = ring or shape_ring(weight.plan, tokens, kernels.limits)
+    is_called = next_weight is not None
+    shape = ring or shape_ring(weight.plan, tokens, kernels.limits, is_called=is_called)
     params = np.zeros((), _PARAMS)
     params["x"], params["tokens"], params["x_stride"] = source.address, tokens, source.row_stride
     params["stages"], params["window"] = shape.stages, shape.window
