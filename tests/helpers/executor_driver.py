@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -189,3 +190,8 @@ def taken(output: RowOutput) -> GeneratedToken:
     assert output.is_finite
     assert output.token is not None
     return output.token
+
+
+def with_sample(row: UnitRow, sample: SampleRow) -> UnitRow:
+    """The same inputs with another choice behind them."""
+    return dataclasses.replace(row, sample=sample)

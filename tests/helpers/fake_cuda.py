@@ -95,13 +95,16 @@ class FakeCuda:
 
     fails_at   the number of a queued item that fails like a lost device
     polls      how often `has_passed` says no before it says yes
+    has_memory   False: allocations have addresses only, copies and fills do nothing
     """
 
     free_bytes: int = 1 << 36
     fails_at: int | None = None
     polls: int = 1
+    has_memory: bool = True
     on_replay: Callable[[list[Any]], None] | None = None
     queued: list[Any] = field(default_factory=list)
+    sizes: dict[int, int] = field(default_factory=dict)
     allocations: dict[int, NDArray[np.uint8]] = field(default_factory=dict)
     pinned: list[HostArray] = field(default_factory=list)
     stream: int = 77
@@ -121,16 +124,18 @@ class FakeCuda:
         return self.free_bytes, 1 << 37
 
     def allocate(self, num_bytes: int) -> int:
-        used = sum(array.nbytes for array in self.allocations.values())
-        if used + num_bytes > self.free_bytes:
+        if sum(self.sizes.values()) + num_bytes > self.free_bytes:
             raise MemoryError(f"{num_bytes} bytes")
         address = self._next
         self._next += -(-num_bytes // _PAGE) * _PAGE + _PAGE
-        self.allocations[address] = np.full(num_bytes, 0xA5, np.uint8)
+        self.sizes[address] = num_bytes
+        if self.has_memory:
+            self.allocations[address] = np.full(num_bytes, 0xA5, np.uint8)
         return address
 
     def release(self, address: int) -> None:
-        del self.allocations[address]
+        del self.sizes[address]
+        self.allocations.pop(address, None)
 
     def allocate_pinned(self, num_bytes: int) -> HostArray:
         array = np.zeros(num_bytes, np.uint8)
@@ -223,6 +228,7 @@ class FakeCuda:
 
     def close(self) -> None:
         self.is_closed = True
+        self.sizes.clear()
         self.allocations.clear()
 
     def queue(self, item: Any) -> None:
@@ -233,7 +239,7 @@ class FakeCuda:
         self._num_queued += 1
         self._check()
         self.queued.append(item)
-        if callable(item):
+        if callable(item) and self.has_memory:
             item()
 
     def memory(self, address: int, num_bytes: int) -> NDArray[np.uint8]:
