@@ -32,6 +32,12 @@ BF16_POINTWISE: Final = Tolerance(1e-6, 4e-3)
 """A float32 value rounded to bf16 once: half a unit in the last of 8 bits is 2^-8."""
 BF16_REDUCTION: Final = Tolerance(1e-6, 5e-3)
 """The same behind a float32 sum."""
+ROTATED_BF16: Final = Tolerance(2e-5, 5e-3)
+"""BF16_REDUCTION behind a rotation, which may cancel, and sines that are good to 2^-21."""
+BF16_ATTENTION: Final = Tolerance(1.2e-2, 8e-3)
+"""Means of values of magnitude 1 by probabilities rounded to bf16, rounded again."""
+BF16_ATTENTION_L2: Final = 4e-3
+"""The same over a whole result: |got - want| / |want|."""
 GOLDEN: Final = Tolerance(1e-3, 0.0)
 """A whole float32 model against another float32 implementation."""
 
@@ -44,3 +50,10 @@ def assert_close(got: NDArray[Any], want: NDArray[Any], tolerance: Tolerance) ->
     excess = np.abs(got64 - want64) - tolerance.absolute - tolerance.relative * np.abs(want64)
     worst = np.unravel_index(int(excess.argmax()), excess.shape)
     assert excess[worst] <= 0.0, f"{got64[worst]} at {worst}, expected {want64[worst]}"
+
+
+def assert_close_overall(got: NDArray[Any], want: NDArray[Any], limit: float) -> None:
+    """The L2 norm of the error is within `limit` of the result's."""
+    got64, want64 = got.astype(np.float64), want.astype(np.float64)
+    error = np.linalg.norm(got64 - want64) / np.linalg.norm(want64)
+    assert error <= limit, f"relative error {error:.2e}, expected at most {limit:.2e}"
