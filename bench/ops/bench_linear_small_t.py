@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +76,7 @@ class Bench:
 
     def __init__(self) -> None:
         cp.cuda.Device(0).use()
-        self.kernels = KernelLibrary.open(cache_dir=Path("/tmp/ninfer-bench-kernels"))
+        self.kernels = KernelLibrary.open(cache_dir=Path(tempfile.gettempdir()) / "ninfer-bench-kernels")
         self.stream = cp.cuda.Stream(non_blocking=True)
         self.stream.use()
         self.read_rate = measure_read_rate(cp, self.kernels, self.stream, total_bytes=8 << 30)
