@@ -41,7 +41,7 @@ __device__ __forceinline__ void gated_rms_norm(const GatedRmsNormParams& p) {
   float sum = 0.f;
 #pragma unroll
   for (int i = 0; i < kNumbers; ++i) sum = fmaf(x[i], x[i], sum);
-  const float scale = 1.f / sqrtf(warp_sum(sum) / (32 * kNumbers) + p.eps);
+  const float scale = rsqrtf(warp_sum(sum) * (1.f / (32 * kNumbers)) + p.eps);
 #pragma unroll
   for (int i = 0; i < kNumbers; ++i) {
     p.y[t * p.y_stride + column + 32 * i] = float_to_bf16(x[i] * scale * weight[i] * silu(z[i]));

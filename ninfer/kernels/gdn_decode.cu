@@ -12,7 +12,8 @@
 // Whole heads, so that the norm needs no other block: a node less (about 1 us) outweighs the 48 of
 // 132 multiprocessors that one row of Hv = 48 keeps busy. Bytes: state read and written once,
 // 2 * 4 * Hv * dv * dk a row, 6.3 MB at Hv = 48. Expected there: 0.8 us to the first byte, 0.8 us
-// for 64 KB a multiprocessor, 0.5 us for a token, 0.9 us to write: 3 us, floor 1.4 us.
+// for 64 KB a multiprocessor, 0.5 us for a token, 0.9 us to write: 3 us, floor 1.3 us. From 3 rows
+// on two blocks share a multiprocessor and hide each other's latency: 13 us for 8 rows, floor 11.
 
 #include "bulk.cuh"
 #include "gdn.cuh"
@@ -45,6 +46,13 @@ struct GdnDecodeParams {
 static_assert(sizeof(GdnDecodeParams) == 136, "ninfer/ops/gdn_decode.py mirrors this struct");
 
 constexpr int kMaxWarps = 16;
+
+// Blocks of the largest shape that share a multiprocessor: two where 64 registers hold a thread.
+#if __CUDA_ARCH__ == 900
+constexpr int kResidentBlocks = 2;
+#else
+constexpr int kResidentBlocks = 1;
+#endif
 
 template <int kKeyDim, int kValueDim>
 struct Shape {
@@ -90,6 +98,10 @@ __device__ __forceinline__ int owned_value(int lane) {
   return (lane % kLanes) / (kLanes / kCount);
 }
 
+__device__ __forceinline__ float dot(float4 a, float4 b) {
+  return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, a.x * b.x)));
+}
+
 template <int kKeyDim, int kValueDim>
 __device__ __forceinline__ void gdn_decode(const GdnDecodeParams& p) {
   using S = Shape<kKeyDim, kValueDim>;
@@ -98,6 +110,11 @@ __device__ __forceinline__ void gdn_decode(const GdnDecodeParams& p) {
   __shared__ float outputs[kValueDim];
   __shared__ float square_sums[2 * kKeyDim / 32];
   __shared__ float gates[2];
+  // Constants of a thread's own, kept out of its registers.
+  __shared__ float4 taps[S::kChannels];
+  __shared__ float norm[kValueDim];
+  __shared__ float gate_constants[2];
+  __shared__ int write_slot;
 
   allow_next_kernel();
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
@@ -121,18 +138,24 @@ __device__ __forceinline__ void gdn_decode(const GdnDecodeParams& p) {
     channel = is_value ? 2 * key_channels + head * kValueDim + thread - 2 * kKeyDim
                        : thread / kKeyDim * key_channels + key_head * kKeyDim + thread % kKeyDim;
   }
-  const ConvTaps taps = load_taps(p.conv, channel, p.width);
-  const float a_log = __ldg(p.a_log + head), dt_bias = __ldg(p.dt_bias + head);
-  const int out_channel = thread % kValueDim;
-  const float norm = bf16_to_float(__ldg(p.norm + out_channel));
+  if (is_channel) {
+    const ConvTaps own = load_taps(p.conv, channel, p.width);
+    taps[thread] = make_float4(own.w[0], own.w[1], own.w[2], own.w[3]);
+  }
+  if (thread < kValueDim) norm[thread] = bf16_to_float(__ldg(p.norm + thread));
+  if (thread == S::kThreads - 1) {
+    gate_constants[0] = __ldg(p.a_log + head);
+    gate_constants[1] = __ldg(p.dt_bias + head);
+  }
   wait_for_previous_kernel();
 
   const int first = __ldcg(p.row_starts + row), last = __ldcg(p.row_starts + row + 1);
   const u64 read_slot = static_cast<u32>(__ldcg(p.read_slots + row));
-  const u64 write_slot = static_cast<u32>(__ldcg(p.write_slots + row));
+  if (thread == 0) write_slot = __ldcg(p.write_slots + row);
   const int row_lane = lane % kRowLanes;
   const int first_state_row = warp * (32 / kRowLanes) + lane / kRowLanes;
-  const u64 state_offset = head_offset + first_state_row * kKeyDim + row_lane * 4;
+  const u32 state_offset =
+      head * (kValueDim * kKeyDim) + first_state_row * kKeyDim + row_lane * 4;
   const float* read_state = p.states + read_slot * p.state_stride + state_offset;
   float4 state[kPasses];
 #pragma unroll
@@ -141,56 +164,65 @@ __device__ __forceinline__ void gdn_decode(const GdnDecodeParams& p) {
   }
   ConvWindow window = load_window(p.windows + read_slot * p.window_stride, channel, p.width);
 
-  const int value_channels = p.value_heads * kValueDim;
-  const int z_channel = 2 * key_channels + value_channels + head * kValueDim + out_channel;
-  const int b_channel = 2 * key_channels + 2 * value_channels + head;
+  const int z_channels = 2 * key_channels + p.value_heads * kValueDim;
   const int owned_row = owned_value<kPasses, kRowLanes>(lane) * S::kRowsAtOnce + first_state_row;
-  const float query_scale = 1.f / sqrtf(static_cast<float>(kKeyDim));
   for (int t = first; t < last; ++t) {
     const u16* token = p.projection + static_cast<u64>(t) * p.projection_stride;
-    float z = 0.f;
-    if (thread < kValueDim) z = bf16_to_float(__ldcg(token + z_channel));
+    u16 z = 0;
+    if (thread < kValueDim) z = __ldcg(token + z_channels + head * kValueDim + thread);
     if (is_channel) {
-      const float c =
-          bf16_to_float(convolve(window, taps, bf16_to_float(__ldcg(token + channel))));
+      const float4 own = taps[thread];
+      const float c = bf16_to_float(convolve(window, {{own.x, own.y, own.z, own.w}},
+                                             bf16_to_float(__ldcg(token + channel))));
       channels[thread] = c;
       if (!is_value) {
         const float sum = warp_sum(c * c);
         if (lane == 0) square_sums[warp] = sum;
       }
     } else if (thread == S::kThreads - 1) {
-      gates[0] = write_strength(__ldcg(token + b_channel));
-      gates[1] = expf(log_decay(__ldcg(token + b_channel + p.value_heads), a_log, dt_bias));
+      const u16* b = token + z_channels + p.value_heads * kValueDim + head;
+      gates[0] = write_strength(__ldcg(b));
+      gates[1] = expf(log_decay(__ldcg(b + p.value_heads), gate_constants[0],
+                                gate_constants[1]));
     }
     __syncthreads();
 
+    // Lengths are applied to sums, so that q and k need not stay in registers.
+    const float beta = gates[0], decay = gates[1];
+    float predicted[kPasses], read[kPasses];
+    {
+      const float4 k = reinterpret_cast<const float4*>(channels + kKeyDim)[row_lane];
+#pragma unroll
+      for (int i = 0; i < kPasses; ++i) {
+        state[i] = make_float4(state[i].x * decay, state[i].y * decay, state[i].z * decay,
+                               state[i].w * decay);
+        predicted[i] = dot(state[i], k);
+      }
+    }
+    sum_together<kPasses, kRowLanes>(predicted, lane);
+    float overlap[1];
+    {
+      const float4 q = reinterpret_cast<const float4*>(channels)[opaque(row_lane)];
+      overlap[0] = dot(q, reinterpret_cast<const float4*>(channels + kKeyDim)[opaque(row_lane)]);
+#pragma unroll
+      for (int i = 0; i < kPasses; ++i) read[i] = dot(state[i], q);
+    }
+    sum_together<kPasses, kRowLanes>(read, lane);
+    sum_together<1, kRowLanes>(overlap, lane);
     float q_square = 0.f, k_square = 0.f;
 #pragma unroll
     for (int i = 0; i < kKeyDim / 32; ++i) {
       q_square += square_sums[i];
       k_square += square_sums[kKeyDim / 32 + i];
     }
-    const float q_scale = inverse_length(q_square) * query_scale, k_scale = inverse_length(k_square);
-    float4 q = reinterpret_cast<const float4*>(channels)[row_lane];
-    float4 k = reinterpret_cast<const float4*>(channels + kKeyDim)[row_lane];
-    q = make_float4(q.x * q_scale, q.y * q_scale, q.z * q_scale, q.w * q_scale);
-    k = make_float4(k.x * k_scale, k.y * k_scale, k.z * k_scale, k.w * k_scale);
-    const float beta = gates[0], decay = gates[1];
-    float predicted[kPasses], read[kPasses];
-#pragma unroll
-    for (int i = 0; i < kPasses; ++i) {
-      state[i] = make_float4(state[i].x * decay, state[i].y * decay, state[i].z * decay,
-                             state[i].w * decay);
-      const float4 s = state[i];
-      predicted[i] = fmaf(s.w, k.w, fmaf(s.z, k.z, fmaf(s.y, k.y, s.x * k.x)));
-      read[i] = fmaf(s.w, q.w, fmaf(s.z, q.z, fmaf(s.y, q.y, s.x * q.x)));
+    const float k_scale = inverse_length(k_square);
+    const float value = channels[2 * kKeyDim + owned_row];
+    const float update = beta * fmaf(-k_scale, predicted[0], value) * k_scale;
+    if (lane % (kRowLanes / kPasses) == 0) {
+      const float q_scale = inverse_length(q_square) * rsqrtf(static_cast<float>(kKeyDim));
+      outputs[owned_row] = fmaf(overlap[0], update, read[0]) * q_scale;
     }
-    float overlap[1] = {fmaf(q.w, k.w, fmaf(q.z, k.z, fmaf(q.y, k.y, q.x * k.x)))};
-    sum_together<kPasses, kRowLanes>(predicted, lane);
-    sum_together<kPasses, kRowLanes>(read, lane);
-    sum_together<1, kRowLanes>(overlap, lane);
-    const float update = beta * (channels[2 * kKeyDim + owned_row] - predicted[0]);
-    if (lane % (kRowLanes / kPasses) == 0) outputs[owned_row] = fmaf(overlap[0], update, read[0]);
+    const float4 k = reinterpret_cast<const float4*>(channels + kKeyDim)[opaque(row_lane)];
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
       const int owner = lane / kRowLanes * kRowLanes + i * (kRowLanes / kPasses);
@@ -207,20 +239,22 @@ __device__ __forceinline__ void gdn_decode(const GdnDecodeParams& p) {
         const float o = outputs[i * 32 + lane];
         sum = fmaf(o, o, sum);
       }
-      const float scale = 1.f / sqrtf(warp_sum(sum) / kValueDim + p.eps);
+      const float scale = rsqrtf(warp_sum(sum) * (1.f / kValueDim) + p.eps);
       p.y[static_cast<u64>(t) * p.y_stride + head * kValueDim + thread] =
-          float_to_bf16(outputs[thread] * scale * norm * silu(z));
+          float_to_bf16(outputs[thread] * scale * norm[thread] * silu(bf16_to_float(z)));
     }
   }
 
-  float* write_state = p.states + write_slot * p.state_stride + state_offset;
+  __syncthreads();
+  const u64 target = static_cast<u32>(write_slot);
+  float* write_state = p.states + target * p.state_stride + state_offset;
 #pragma unroll
   for (int i = 0; i < kPasses; ++i) {
     __stcg(reinterpret_cast<float4*>(write_state + i * S::kRowsAtOnce * kKeyDim), state[i]);
   }
   // Channels of q and k belong to `share` blocks: the first of them stores their window.
   if (is_channel && (is_value || head % share == 0)) {
-    store_window(p.windows + write_slot * p.window_stride, channel, p.width, window);
+    store_window(p.windows + target * p.window_stride, channel, p.width, window);
   }
 }
 
@@ -229,26 +263,26 @@ __device__ __forceinline__ void gdn_decode(const GdnDecodeParams& p) {
 extern "C" __global__ void __launch_bounds__(256, 1)
 gdn_decode_32x32(const GdnDecodeParams p) { gdn_decode<32, 32>(p); }
 
-extern "C" __global__ void __launch_bounds__(512, 1)
+extern "C" __global__ void __launch_bounds__(512, 2)
 gdn_decode_32x64(const GdnDecodeParams p) { gdn_decode<32, 64>(p); }
 
-extern "C" __global__ void __launch_bounds__(512, 1)
+extern "C" __global__ void __launch_bounds__(512, 2)
 gdn_decode_32x128(const GdnDecodeParams p) { gdn_decode<32, 128>(p); }
 
-extern "C" __global__ void __launch_bounds__(512, 1)
+extern "C" __global__ void __launch_bounds__(512, 2)
 gdn_decode_64x32(const GdnDecodeParams p) { gdn_decode<64, 32>(p); }
 
-extern "C" __global__ void __launch_bounds__(512, 1)
+extern "C" __global__ void __launch_bounds__(512, 2)
 gdn_decode_64x64(const GdnDecodeParams p) { gdn_decode<64, 64>(p); }
 
-extern "C" __global__ void __launch_bounds__(512, 1)
+extern "C" __global__ void __launch_bounds__(512, 2)
 gdn_decode_64x128(const GdnDecodeParams p) { gdn_decode<64, 128>(p); }
 
-extern "C" __global__ void __launch_bounds__(512, 1)
+extern "C" __global__ void __launch_bounds__(512, 2)
 gdn_decode_128x32(const GdnDecodeParams p) { gdn_decode<128, 32>(p); }
 
-extern "C" __global__ void __launch_bounds__(512, 1)
+extern "C" __global__ void __launch_bounds__(512, 2)
 gdn_decode_128x64(const GdnDecodeParams p) { gdn_decode<128, 64>(p); }
 
-extern "C" __global__ void __launch_bounds__(512, 1)
+extern "C" __global__ void __launch_bounds__(512, kResidentBlocks)
 gdn_decode_128x128(const GdnDecodeParams p) { gdn_decode<128, 128>(p); }

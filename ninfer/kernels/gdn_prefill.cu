@@ -333,7 +333,7 @@ __device__ __forceinline__ void transform_chunk(const GdnPrefillParams& p) {
   const float length =
       row_inverse_length<kKeyDim>((is_query ? queries : keys) + 2 * row * S::kPitch);
   if (is_query) {
-    v.query_scale[row] = length / sqrtf(static_cast<float>(kKeyDim));
+    v.query_scale[row] = length * rsqrtf(static_cast<float>(kKeyDim));
   } else {
     v.key_scale[row] = length;
     if (row >= 32) v.total[row] += v.warp_totals[0];
@@ -661,25 +661,25 @@ __device__ __forceinline__ void scan_chunks(const GdnPrefillParams& p) {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 4)
 gdn_convolve(const GdnPrefillParams p) { convolve_strip(p); }
 
-extern "C" __global__ void __launch_bounds__(64)
+extern "C" __global__ void __launch_bounds__(64, 8)
 gdn_transform_32x32(const GdnPrefillParams p) { transform_chunk<32, 32>(p); }
 
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 4)
 gdn_transform_32x64(const GdnPrefillParams p) { transform_chunk<32, 64>(p); }
 
-extern "C" __global__ void __launch_bounds__(64)
+extern "C" __global__ void __launch_bounds__(64, 8)
 gdn_transform_64x32(const GdnPrefillParams p) { transform_chunk<64, 32>(p); }
 
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 4)
 gdn_transform_64x64(const GdnPrefillParams p) { transform_chunk<64, 64>(p); }
 
-extern "C" __global__ void __launch_bounds__(64)
+extern "C" __global__ void __launch_bounds__(64, 8)
 gdn_transform_128x32(const GdnPrefillParams p) { transform_chunk<128, 32>(p); }
 
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(128, 4)
 gdn_transform_128x64(const GdnPrefillParams p) { transform_chunk<128, 64>(p); }
 
 extern "C" __global__ void __launch_bounds__(256, 1)

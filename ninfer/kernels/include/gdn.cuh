@@ -48,7 +48,7 @@ __device__ __forceinline__ void store_window(u16* windows, int channel, int widt
   }
 }
 
-__device__ __forceinline__ float silu(float x) { return x / (1.f + __expf(-x)); }
+__device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.f + __expf(-x)); }
 
 // Takes the newest input in; the result is rounded to bf16.
 __device__ __forceinline__ u16 convolve(ConvWindow& window, ConvTaps taps, float newest) {
@@ -63,7 +63,7 @@ __device__ __forceinline__ u16 convolve(ConvWindow& window, ConvTaps taps, float
 }
 
 __device__ __forceinline__ float write_strength(u16 b) {
-  return 1.f / (1.f + expf(-bf16_to_float(b)));
+  return __fdividef(1.f, 1.f + expf(-bf16_to_float(b)));
 }
 
 // Natural logarithm of the factor that a step applies to the state; at most 0.
@@ -73,5 +73,5 @@ __device__ __forceinline__ float log_decay(u16 a, float a_log, float dt_bias) {
 }
 
 __device__ __forceinline__ float inverse_length(float square_sum) {
-  return 1.f / sqrtf(square_sum + kLengthEps);
+  return rsqrtf(square_sum + kLengthEps);
 }
