@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -157,6 +157,7 @@ class CudaDevice:
         rows = weight.shape[0]
         if weight.shape != (rows, columns) or y.shape != (tokens, rows):
             raise InvariantError(f"a product of {x.shape} and {weight.shape} is not {y.shape}")
+        y_type = _R_32F if y.dtype == "float32" else _R_16BF
         zero, one = self._constants.ctypes.data, self._constants.ctypes.data + 4
         with self._checked("matrix product"), self._stream:
             # Row-major y = x W^T is column-major y^T = W x^T.
@@ -164,7 +165,7 @@ class CudaDevice:
                 self._blas_handle, _TRANSPOSE, _NO_TRANSPOSE, rows, tokens, columns,
                 one, weight.address, _R_16BF, weight.row_stride,
                 x.address, _R_16BF, x.row_stride,
-                one if adds else zero, y.address, _R_16BF, y.row_stride,
+                one if adds else zero, y.address, y_type, y.row_stride,
                 _COMPUTE_32F, _DEFAULT_ALGORITHM,
             )  # fmt: skip
 
@@ -206,9 +207,11 @@ class CudaDevice:
         return float(milliseconds) * 1e-3
 
     @contextmanager
-    def traced(self, on_launch: Callable[[str], None]) -> Iterator[None]:
+    def traced(
+        self, on_launch: Callable[[str], None], *, is_serial: bool = False
+    ) -> Iterator[None]:
         library = self._kernels
-        self._kernels = TracedLibrary(library, on_launch)
+        self._kernels = TracedLibrary(library, on_launch, is_serial=is_serial)
         try:
             yield
         finally:
@@ -227,7 +230,8 @@ class CudaDevice:
             events.append(self._cupy.cuda.Event())
             self._record_external(events[-1])
 
-        with self.traced(add_event):
+        # An event between two kernels leaves nothing to overlap.
+        with self.traced(add_event, is_serial=True):
             graph = self.capture(enqueue_with_events)
         # The first replay only warms up: the events hold the times of the last one.
         for _ in range(2):
@@ -253,13 +257,14 @@ class CudaDevice:
 
     def close(self) -> None:
         """After a failure the runtime refuses to free; the process's end does it then."""
-        errors = (self._runtime.CUDARuntimeError,)
-        for address in tuple(self._allocations):
-            try:
+        allocations, self._allocations = self._allocations, set()
+        blas, self._blas = self._blas, None
+        with suppress(RuntimeError):
+            self._runtime.setDevice(self._index)
+            for address in allocations:
                 self._runtime.free(address)
-            except errors:
-                break
-        self._allocations.clear()
+            if blas is not None:
+                blas.destroy(self._blas_handle)
 
     def _blas_library(self) -> Any:
         """The library and a handle of our own: CuPy's are one a thread."""

@@ -11,9 +11,10 @@ own: they are long and seldom change, so only a row that differs from the last o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ninfer.contract.arrays import IntArray
 from ninfer.contract.units import UnitRow
@@ -53,6 +54,7 @@ class _Layout:
     num_bytes: int
 
 
+@lru_cache(maxsize=512)
 def _layout(num_rows: int, num_tokens: int) -> _Layout:
     shapes: tuple[tuple[int, ...], ...] = (
         (num_tokens,), (num_tokens,), (num_tokens,), (3, num_tokens),
@@ -61,7 +63,7 @@ def _layout(num_rows: int, num_tokens: int) -> _Layout:
     places, offset = [], 0
     for shape in shapes:
         places.append((shape, offset))
-        size = int(np.prod(shape)) * 4
+        size = prod(shape) * 4
         offset += -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
     return _Layout(tuple(places), offset)
 
@@ -83,6 +85,7 @@ class UnitInputs:
         self._page_tables = page_tables
         self._device = block
         self._host = driver.allocate_pinned(block.num_bytes)
+        self._words: IntArray = self._host.view(np.int32)
         num_rows, max_pages = page_tables.shape
         tables = driver.allocate_pinned(page_tables.num_bytes)
         self._tables: IntArray = tables.view(np.int32).reshape(num_rows, max_pages)
@@ -106,18 +109,19 @@ class UnitInputs:
         token_ids, ordinals, column_rows, positions, starts, reads, writes = self._views(
             len(rows), sum(counts)
         )
-        np.concatenate([row.token_ids for row in rows], out=token_ids)
-        starts[0] = 0
-        np.cumsum(counts, out=starts[1:])
-        for index, row in enumerate(rows):
-            first, last = int(starts[index]), int(starts[index + 1])
-            ordinals[first:last] = np.arange(row.start, row.start + last - first)
+        first = 0
+        for index, (row, count) in enumerate(zip(rows, counts, strict=True)):
+            last = first + count
+            token_ids[first:last] = row.token_ids
+            ordinals[first:last] = np.arange(row.start, row.start + count)
             column_rows[first:last] = index
             positions[:, first:last] = (
                 ordinals[first:last] if row.positions is None else row.positions
             )
+            starts[index], starts[index + 1] = first, last
             reads[index], writes[index] = row.read_slot, row.write_slot
             self._write_table(index, row.page_table)
+            first = last
 
     def queue_copy(self, num_rows: int, num_tokens: int) -> None:
         """Queue the block's copy to the device; may be captured."""
@@ -125,12 +129,10 @@ class UnitInputs:
         self._driver.upload(self._device.address, self._host[:size])
 
     def _views(self, num_rows: int, num_tokens: int) -> list[IntArray]:
-        words: NDArray[np.int32] = self._host.view(np.int32)
-        views = []
-        for shape, offset in _layout(num_rows, num_tokens).places:
-            size = int(np.prod(shape))
-            views.append(words[offset // 4 : offset // 4 + size].reshape(shape))
-        return views
+        return [
+            self._words[offset // 4 : offset // 4 + prod(shape)].reshape(shape)
+            for shape, offset in _layout(num_rows, num_tokens).places
+        ]
 
     def _write_table(self, index: int, page_table: IntArray) -> None:
         size, known = page_table.size, self._tables[index]

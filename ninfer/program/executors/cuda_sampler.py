@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ninfer.contract.arrays import Float32Array, IntArray
 from ninfer.contract.errors import InvariantError
-from ninfer.contract.sampling import GeneratedToken, TokenLogprobs
+from ninfer.contract.sampling import DrawPurpose, GeneratedToken, SamplingParams, TokenLogprobs
 from ninfer.contract.units import RowOutput, SampleRow
 from ninfer.ops import device_sampling
 from ninfer.ops.device_sampling import MAX_TOP, SamplingInputs, SamplingOutputs
@@ -65,11 +65,18 @@ class CudaSampler:
         self._host_ids: IntArray = ids.view(np.int32)
         self._host_values: Float32Array = values.view(np.float32)
         self._host_results: IntArray = results.view(np.int32)
+        self._described: list[SamplingParams] = []
         driver.fill(tensors.scratch.address, 0, tensors.scratch.num_bytes)
 
     def write(self, samples: Sequence[SampleRow]) -> None:
         """Describe the rows and queue the copy of their lists, if there are any."""
         rows: NDArray[np.void] = self._host_rows.view(device_sampling.ROW)
+        described = [sample.params for sample in samples]
+        if self._described[: len(samples)] == described and all(map(_is_plain, samples)):
+            # The same requests a token later, as in most decode steps.
+            rows["position"][: len(samples)] = [sample.position for sample in samples]
+            return
+        self._described = described if all(map(_is_plain, samples)) else []
         used = device_sampling.fill_rows(
             samples, self._vocab_size, rows, self._host_ids, self._host_values
         )
@@ -145,6 +152,17 @@ class CudaSampler:
                 for place, shape, dtype in zip(places, shapes, dtypes, strict=True)
             )
         )
+
+
+def _is_plain(sample: SampleRow) -> bool:
+    """All of it but the position follows from its parameters."""
+    params = sample.params
+    return not (
+        params.counts_tokens
+        or params.logit_bias
+        or sample.suppressed_ids
+        or sample.purpose is not DrawPurpose.TARGET
+    )
 
 
 def list_capacity(max_rows: int, vocab_size: int, max_context: int) -> int:

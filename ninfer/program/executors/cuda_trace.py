@@ -13,25 +13,37 @@ from ninfer.kernels.sources import KERNELS_DIR
 
 
 class TracedLibrary(KernelLibrary):
-    """`on_launch(family)` is called behind every launch."""
+    """`on_launch(family)` is called behind every launch.
 
-    def __init__(self, inner: KernelLibrary, on_launch: Callable[[str], None]) -> None:
+    is_serial   every kernel waits for the one ahead of it to end
+    """
+
+    def __init__(
+        self, inner: KernelLibrary, on_launch: Callable[[str], None], *, is_serial: bool = False
+    ) -> None:
         self._inner = inner
         self._on_launch = on_launch
+        self._is_serial = is_serial
         self.limits = inner.limits
 
     def function(self, name: str, entry: str, *, directory: Path = KERNELS_DIR) -> KernelFunction:
         inner = self._inner.function(name, entry, directory=directory)
-        return _TracedFunction(inner, name, self._on_launch)
+        return _TracedFunction(inner, name, self._on_launch, is_serial=self._is_serial)
 
 
 class _TracedFunction(KernelFunction):
     def __init__(
-        self, inner: KernelFunction, family: str, on_launch: Callable[[str], None]
+        self,
+        inner: KernelFunction,
+        family: str,
+        on_launch: Callable[[str], None],
+        *,
+        is_serial: bool,
     ) -> None:
         self._inner = inner
         self._family = family
         self._on_launch = on_launch
+        self._is_serial = is_serial
         self.entry = inner.entry
 
     def reserve_shared(self, shared_bytes: int) -> None:
@@ -56,6 +68,6 @@ class _TracedFunction(KernelFunction):
             arguments,
             stream=stream,
             shared_bytes=shared_bytes,
-            programmatic=programmatic,
+            programmatic=programmatic and not self._is_serial,
         )
         self._on_launch(self._family)
