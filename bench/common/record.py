@@ -29,8 +29,17 @@ def environment(cp: Any) -> dict[str, Any]:
         "ninfer": __version__,
         "commit": os.environ.get("NINFER_BENCH_COMMIT") or commit(),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": " ".join(_command(sys.argv)),
     }
+
+
+def _command(arguments: list[str]) -> list[str]:
+    """The command line; where the results went is no part of how they came about."""
+    shown = [Path(arguments[0]).name, *arguments[1:]]
+    for index, option in enumerate(shown[:-1]):
+        if option == "--out":
+            shown[index + 1] = "OUT"
+    return shown
 
 
 def commit() -> str | None:

@@ -76,7 +76,9 @@ class Bench:
 
     def __init__(self) -> None:
         cp.cuda.Device(0).use()
-        self.kernels = KernelLibrary.open(cache_dir=Path(tempfile.gettempdir()) / "ninfer-bench-kernels")
+        self.kernels = KernelLibrary.open(
+            cache_dir=Path(tempfile.gettempdir()) / "ninfer-bench-kernels"
+        )
         self.stream = cp.cuda.Stream(non_blocking=True)
         self.stream.use()
         self.read_rate = measure_read_rate(cp, self.kernels, self.stream, total_bytes=8 << 30)

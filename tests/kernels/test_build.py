@@ -12,6 +12,9 @@ from ninfer.kernels.compiler import KernelCompileError, compile_source
 from ninfer.kernels.cubin_store import CubinStore
 from ninfer.kernels.sources import KERNELS_DIR, kernel_names, read_source
 
+# One fixture compiles everything: about a minute on two idle processors.
+pytestmark = pytest.mark.timeout(900)
+
 BENCH_KERNELS = Path(__file__).resolve().parents[2] / "bench" / "common"
 
 
