@@ -1,21 +1,25 @@
 """One GPU session: every gpu test, then the model benchmarks, each in a process of its own.
 
-    python -m bench.gpu_session --out DIR [--minutes 8] [--skip-tests] [--models NAME,NAME]
+    python -m bench.gpu_session --out DIR [--minutes 8] [--tests PATH,PATH|none] [--runs N]
 
-Writes DIR/gpu_session.json (versions, results of the tests, what was run) and a record for each
-benchmark, DIR/model_*.json. What does not fit into the time is left out and named. The exit code is
-1 when a test or a benchmark failed.
+Kernels are compiled first, for all of it. Writes DIR/gpu_session.json (versions, outcomes of the
+tests, steps, the record of every benchmark) and DIR/gpu_session.log (all output), and prints a
+table last. What does not fit into the time is left out and named. The exit code is 1 when a test
+or a benchmark failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,27 +41,31 @@ class ModelRun:
 
     synthetic: str
     weights: str
-    arguments: tuple[str, ...]
+    cases: str
     needed_s: float
 
     @property
     def name(self) -> str:
-        short = self.synthetic.replace(".", "_").replace("-", "_")
-        cases = "_".join(part for part in self.arguments if part[0].isdigit()).replace(",", "-")
-        return f"model_{short}_{self.weights}_{cases}"
+        return f"model_{self.synthetic}_{self.weights}_{self.cases.replace(',', '_')}"
 
 
 RUNS: Final = (
-    ModelRun("qwen3.5-4b", "bf16", ("--prompts", "1024,8192", "--batches", "1,8"), 30),
-    ModelRun("qwen3.5-27b", "fp8", ("--prompts", "1024,8192", "--batches", "1,8"), 50),
-    ModelRun("qwen3.5-27b", "bf16", ("--prompts", "1024,8192", "--batches", "1"), 50),
-    ModelRun("qwen3.5-27b", "nvfp4", ("--prompts", "1024", "--batches", "1"), 40),
-    ModelRun("qwen3.5-35b-a3b", "bf16", ("--prompts", "1024,8192", "--batches", "1,8"), 60),
-    ModelRun("qwen3.5-27b", "fp8", ("--prompts", "131072", "--batches", "1"), 60),
-    ModelRun("qwen3.5-0.8b", "bf16", ("--prompts", "1024", "--batches", "1,8"), 25),
-    ModelRun("qwen3.5-9b", "bf16", ("--prompts", "1024", "--batches", "1"), 30),
-    ModelRun("qwen3-8b", "bf16", ("--prompts", "1024", "--batches", "1"), 30),
-    ModelRun("qwen3.5-2b", "bf16", ("--prompts", "1024", "--batches", "1"), 25),
+    ModelRun("qwen3.5-4b", "bf16", "1024x1,8192x1,1024x8", 20),
+    ModelRun("qwen3.5-27b", "fp8", "1024x1,8192x1,1024x8", 30),
+    ModelRun("qwen3.5-27b", "bf16", "1024x1,8192x1", 30),
+    ModelRun("qwen3.5-27b", "nvfp4", "1024x1", 25),
+    ModelRun("qwen3.5-35b-a3b", "bf16", "1024x1,8192x1,1024x8", 40),
+    ModelRun("qwen3.5-27b", "fp8", "131072x1", 60),
+    ModelRun("qwen3.5-0.8b", "bf16", "1024x1,1024x8", 20),
+    ModelRun("qwen3.5-2b", "bf16", "1024x1", 20),
+    ModelRun("qwen3.5-9b", "bf16", "1024x1,8192x1", 20),
+    ModelRun("qwen3-8b", "bf16", "1024x1,8192x1", 20),
+)
+
+
+HEADING: Final = (
+    "model weights tokens x batch | decode tok/s, step us, device us, % of floor (device) | gap us"
+    " | prefill tok/s, % of 790 TFLOP/s | kernels | slowest families"
 )
 
 
@@ -94,7 +102,8 @@ class Session:
         self.has_failed |= code != 0
         self.steps.append({"name": name, "code": code, "elapsed_s": elapsed_s, "command": command})
         print(f"== {name}: code {code}, {elapsed_s:.1f} s", flush=True)
-        (self._out_dir / f"{name}.log").write_text(output)
+        with (self._out_dir / "gpu_session.log").open("a") as log:
+            log.write(f"== {name}\n{output}\n")
         return output
 
 
@@ -102,49 +111,81 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=8.0)
-    parser.add_argument("--skip-tests", action="store_true")
-    parser.add_argument("--tests", default=",".join(TEST_PATHS))
-    parser.add_argument("--models", default="")
+    parser.add_argument("--tests", default=",".join(TEST_PATHS), help="none: no tests")
+    parser.add_argument("--runs", type=int, default=len(RUNS), help="the first N benchmarks")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     session = Session(arguments.out, arguments.minutes)
-    tests: dict[str, int] = {}
-    if not arguments.skip_tests:
-        tests = run_tests(session, [path for path in arguments.tests.split(",") if path])
-    chosen = [name for name in arguments.models.split(",") if name]
-    for item in RUNS:
-        if not chosen or item.synthetic in chosen:
-            run_model(session, arguments.out, item)
+    with tempfile.TemporaryDirectory() as folder:
+        tests, records = run_all(session, Path(folder), arguments.tests, RUNS[: arguments.runs])
     import cupy
 
     write_record(
         arguments.out / "gpu_session.json",
-        {**environment(cupy), "tests": tests, "steps": session.steps,
-         "runs": [asdict(item) for item in RUNS]},
-    )  # fmt: skip
+        {**environment(cupy), "tests": tests, "steps": session.steps, "records": records},
+    )
+    rows = [_line(record, case) for record in records.values() for case in record["cases"]]
+    print("\n".join([HEADING, *rows]))
     return int(session.has_failed)
+
+
+def run_all(
+    session: Session, folder: Path, tests: str, runs: Sequence[ModelRun]
+) -> tuple[dict[str, int], dict[str, dict[str, Any]]]:
+    """Outcomes of the tests, and the records of the benchmarks by name."""
+    command = [
+        sys.executable, "-m", "ninfer", "kernels", "build", "--arch", "sm_90a",
+        "--out", str(folder / "kernels"),
+    ]  # fmt: skip
+    session.run("kernels", command)
+    outcomes = {} if tests == "none" else run_tests(session, tests.split(","))
+    records = {}
+    for item in runs:
+        record = run_model(session, folder, item)
+        if record is not None:
+            records[item.name] = record
+    return outcomes, records
 
 
 def run_tests(session: Session, paths: list[str]) -> dict[str, int]:
     """Counts by outcome of everything marked gpu."""
     command = [
-        sys.executable, "-m", "pytest", "-m", "gpu", "-q",
-        "--maxfail=25", "-p", "no:cacheprovider", *paths,
+        sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-rfE", "--maxfail=25",
+        "-p", "no:cacheprovider", *paths,
     ]  # fmt: skip
     output = session.run("tests", command, needed_s=60.0)
-    print("\n".join(output.splitlines()[-40:]), flush=True)
+    print("\n".join(output.splitlines()[-30:]), flush=True)
     counts = re.findall(r"(\d+) (passed|failed|error|errors|skipped|deselected)", output)
     return {what: int(count) for count, what in counts}
 
 
-def run_model(session: Session, out_dir: Path, item: ModelRun) -> None:
+def run_model(session: Session, folder: Path, item: ModelRun) -> dict[str, Any] | None:
+    path = folder / f"{item.name}.json"
     command = [
-        sys.executable, "-m", "ninfer", "bench", "--executor", "cuda",
-        "--synthetic", item.synthetic, "--weights", item.weights, *item.arguments,
-        "--record", str(out_dir / f"{item.name}.json"),
+        sys.executable, "-m", "ninfer", "bench", "--executor", "cuda", "--kernels",
+        str(folder / "kernels"), "--synthetic", item.synthetic, "--weights", item.weights,
+        "--cases", item.cases, "--record", str(path),
     ]  # fmt: skip
     output = session.run(item.name, command, needed_s=item.needed_s)
-    print(output[-4000:], flush=True)
+    if not path.is_file():
+        print(output[-2000:], flush=True)
+        return None
+    record: dict[str, Any] = json.loads(path.read_text())
+    return record
+
+
+def _line(record: dict[str, Any], case: dict[str, Any]) -> str:
+    families = sorted(case["family_s"].items(), key=lambda pair: -pair[1])[:5]
+    slowest = ", ".join(f"{name} {1e6 * seconds:.0f}" for name, seconds in families)
+    size = f"{case['case']['prompt_tokens']}x{case['case']['batch']}"
+    return (
+        f"{record['model']} {record['weights']} {size}"
+        f" | {case['tokens_s']:.1f}, {1e6 * case['step_s']['median']:.0f},"
+        f" {1e6 * case['device_step_s']['median']:.0f}, {100 * case['fraction']:.0f}"
+        f" ({100 * case['device_fraction']:.0f}) | {1e6 * case['host_gap_s']:.0f}"
+        f" | {case['prefill_tokens_s']:.0f}, {100 * case['prefill_flop_s'] / 790e12:.0f}"
+        f" | {case['kernels_a_step']} | {slowest}"
+    )
 
 
 def _text(output: str | bytes | None) -> str:

@@ -61,14 +61,15 @@ def parse_float(minimum: float, maximum: float = float("inf")) -> Callable[[str]
     return parse
 
 
-def parse_ints(minimum: int, maximum: int) -> Callable[[str], tuple[int, ...]]:
-    """`1024,8192`: whole numbers with commas between them."""
-    parse_one = parse_int(minimum, maximum)
-
-    def parse(text: str) -> tuple[int, ...]:
-        return tuple(parse_one(part) for part in text.split(","))
-
-    return parse
+def parse_cases(text: str) -> tuple[tuple[int, int], ...]:
+    """`1024x1,8192x8`: pairs of prompt tokens and sequences."""
+    cases = []
+    for part in text.split(","):
+        prompt, separator, batch = part.partition("x")
+        cases.append(
+            (parse_int(1, 16_777_216)(prompt), parse_int(1, 256)(batch) if separator else 1)
+        )
+    return tuple(cases)
 
 
 _BYTE_UNITS: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
@@ -338,12 +339,11 @@ class BenchOptions:
             "qwen3-8b",
         ),
     )
-    prompts: tuple[int, ...] = option(
-        (1024,), "prompt lengths in tokens, with commas", parse=parse_ints(1, 16_777_216),
-        metavar="N,N",
-    )  # fmt: skip
-    batches: tuple[int, ...] = option(
-        (1,), "sequences decoded at once, with commas", parse=parse_ints(1, 256), metavar="N,N"
+    cases: tuple[tuple[int, int], ...] = option(
+        ((1024, 1),),
+        "prompt tokens and sequences decoded at once, 1024x1 or 1024x1,1024x8",
+        parse=parse_cases,
+        metavar="NxN,NxN",
     )
     output: int = option(
         64, "decode steps timed in each case", parse=parse_int(1, 1_000_000), metavar="TOKENS"
@@ -438,5 +438,5 @@ def _default_text(default: Any) -> str:
     if isinstance(default, bool):
         return f", default {'on' if default else 'off'}"
     if isinstance(default, tuple):
-        return f", default {','.join(str(item) for item in default)}"
+        return f", default {','.join('x'.join(map(str, item)) for item in default)}"
     return f", default {default}"

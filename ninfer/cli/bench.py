@@ -33,11 +33,7 @@ def run(invocation: Invocation, console: Console) -> ExitCode:
     options = invocation.read(BenchOptions)
     if options.record is not None:
         check_writable("--record", Path(options.record))
-    cases = [
-        BenchCase(prompt, batch, options.output)
-        for prompt in options.prompts
-        for batch in options.batches
-    ]
+    cases = [BenchCase(prompt, batch, options.output) for prompt, batch in options.cases]
     engine_options = _sized(invocation.read(EngineOptions), cases)
     with _opened(invocation, options, engine_options, console) as setup:
         console.write(_heading(setup))
