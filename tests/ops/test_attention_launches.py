@@ -1,0 +1,244 @@
+"""What the attention Ops queue, and which arguments they refuse; without a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log2
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ninfer.contract.errors import OpContractError
+from ninfer.kernels.library import DeviceLimits
+from ninfer.ops import attention_prepare, paged_attention_decode, paged_attention_prefill
+from ninfer.ops.attention_prepare import HeadNorms, RotaryTables
+from ninfer.ops.kv_pages import view_pages
+from tests.helpers.recorded_launches import H200, RecordingLibrary, ShapeOnly, struct_bytes
+
+SMALL = DeviceLimits("small", "sm_89", 128, 101376, 102400)
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    pages: ShapeOnly
+    scales: ShapeOnly | None = None
+
+
+def make_pages(kv_format: str = "bf16", kv_heads: int = 4, head_dim: int = 256) -> Pages:
+    shape = (50, 2, kv_heads, 64, head_dim)
+    if kv_format == "bf16":
+        return Pages(ShapeOnly(shape))
+    if kv_format == "fp8":
+        return Pages(ShapeOnly(shape, "uint8"), ShapeOnly(shape[:-1], "float32"))
+    groups = (*shape[:-1], head_dim // 64)
+    return Pages(ShapeOnly(shape, "int8"), ShapeOnly(groups, "float16"))
+
+
+def launch_prepare(kernels: RecordingLibrary, **changes: Any) -> None:
+    """Of 5 columns of two rows, 24 heads with gates; `changes` replace arguments."""
+    arguments: dict[str, Any] = {
+        "qkv": ShapeOnly((5, (2 * 24 + 8) * 256)),
+        "q": ShapeOnly((5, 24, 256)),
+        "kv": make_pages(),
+        "norms": HeadNorms(ShapeOnly((256,)), ShapeOnly((256,)), 1e-6, 1.0),
+        "rotary_tables": make_tables(32, 32),
+        "rope_positions": ShapeOnly((3, 5), "int32"),
+        "ordinals": ShapeOnly((5,), "int32"),
+        "column_rows": ShapeOnly((5,), "int32"),
+        "page_tables": ShapeOnly((2, 9), "int32"),
+    }
+    arguments.update(changes)
+    attention_prepare.launch(kernels.library, **arguments, stream=0, is_chained=True)
+
+
+def make_tables(frequencies: int, axes: int) -> RotaryTables:
+    return RotaryTables(ShapeOnly((frequencies,), "float32"), ShapeOnly((axes,), "int32"), 1.0)
+
+
+def test_prepare_gives_every_head_of_a_column_a_warp() -> None:
+    kernels = RecordingLibrary()
+    launch_prepare(kernels)
+    launch = kernels.only()
+    assert launch.entry == "attention_prepare_bf16_256"
+    assert launch.grid[0] * launch.block[0] // 32 >= 5 * (24 + 8)
+    assert (launch["has_gate"], launch["half"], launch["max_pages"]) == (1, 32, 9)
+    assert launch.arguments.dtype.itemsize == struct_bytes(
+        "attention_prepare", "AttentionPrepareParams"
+    )
+    assert launch.options["programmatic"]
+
+
+def test_prepare_sees_from_the_width_that_there_are_no_gates() -> None:
+    kernels = RecordingLibrary()
+    launch_prepare(kernels, qkv=ShapeOnly((5, 32 * 256)))
+    assert kernels.only()["has_gate"] == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"qkv": ShapeOnly((5, 40 * 256))},
+        {"qkv": ShapeOnly((4, 56 * 256))},
+        {"qkv": ShapeOnly((5, 56 * 256), address=1032)},
+        {"q": ShapeOnly((5, 24, 128))},
+        {"q": ShapeOnly((5, 22, 256))},
+        {"kv": make_pages(head_dim=128)},
+        {"norms": HeadNorms(ShapeOnly((128,)), ShapeOnly((256,)), 1e-6, 1.0)},
+        {"norms": HeadNorms(ShapeOnly((256,)), ShapeOnly((256,)), 0.0, 1.0)},
+        {"rotary_tables": make_tables(129, 129)},
+        {"rotary_tables": make_tables(32, 31)},
+        {"rope_positions": ShapeOnly((5,), "int32")},
+        {"ordinals": ShapeOnly((5,), "int64")},
+        {"page_tables": ShapeOnly((9,), "int32")},
+    ],
+)
+def test_prepare_refuses(change: dict[str, Any]) -> None:
+    kernels = RecordingLibrary()
+    with pytest.raises(OpContractError, match="attention_prepare"):
+        launch_prepare(kernels, **change)
+    assert not kernels.launches
+
+
+def launch_decode(kernels: RecordingLibrary, **changes: Any) -> None:
+    """Of 3 rows with a column each, 24 heads with gates; `changes` replace arguments."""
+    size = paged_attention_decode.workspace_size(3, 24, 256, 2048)
+    arguments: dict[str, Any] = {
+        "q": ShapeOnly((3, 24, 256)),
+        "kv": make_pages(),
+        "y": ShapeOnly((3, 24 * 256)),
+        "page_tables": ShapeOnly((3, 2048), "int32"),
+        "row_starts": ShapeOnly((4,), "int32"),
+        "ordinals": ShapeOnly((3,), "int32"),
+        "workspace": ShapeOnly((size,), "float32"),
+        "columns_per_row": 1,
+        "gate": ShapeOnly((3, 56 * 256)),
+    }
+    arguments.update(changes)
+    paged_attention_decode.launch(kernels.library, **arguments, scale=0.0625, stream=0)
+
+
+def test_decode_queues_a_resident_grid_and_its_combination() -> None:
+    kernels = RecordingLibrary()
+    launch_decode(kernels)
+    units, combine = kernels.launches
+    assert units.entry == "paged_attention_decode_bf16_256_8"
+    assert units.grid[0] == 2 * H200.num_multiprocessors
+    assert (units["group"], units["row_blocks"], units["stages"]) == (6, 1, 3)
+    assert units["scale_log2e"] == pytest.approx(0.0625 * log2(np.e))
+    assert combine.entry == "paged_attention_combine_256"
+    assert combine.grid == (3 * 24, 4, 1)
+    assert combine["sums"] == combine["outputs"] + 3 * 24 * units["max_units"] * 256 * 4
+    family = "paged_attention_decode"
+    assert units.arguments.dtype.itemsize == struct_bytes(family, "PagedDecodeParams")
+    assert combine.arguments.dtype.itemsize == struct_bytes(family, "PagedCombineParams")
+
+
+def test_decode_of_a_short_capacity_launches_no_idle_blocks() -> None:
+    kernels = RecordingLibrary()
+    launch_decode(kernels, page_tables=ShapeOnly((3, 2), "int32"))
+    assert kernels.launches[0].grid[0] == 3 * 2 * 4
+
+
+@pytest.mark.parametrize("limits", [H200, SMALL])
+@pytest.mark.parametrize("kv_format", ["bf16", "fp8", "int8"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("queries", [1, 8, 9, 16, 17, 96, 256])
+def test_decode_shapes_fit_the_device(
+    limits: DeviceLimits, kv_format: str, head_dim: int, queries: int
+) -> None:
+    pages = view_pages("op", make_pages(kv_format, head_dim=head_dim))
+    shape = paged_attention_decode.shape_decode(pages, queries, 256, limits)
+    assert shape.tile_queries in (8, 16, 32)
+    assert shape.tile_queries < 2 * max(8, queries)
+    assert 2 <= shape.stages <= 8
+    assert shape.shared_bytes <= limits.shared_bytes_per_block
+    page_bytes = 64 * pages.row_bytes + pages.scale_bytes
+    assert shape.shared_bytes >= shape.stages * page_bytes + shape.tile_queries * 2 * head_dim
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"q": ShapeOnly((3, 24, 128))},
+        {"q": ShapeOnly((3, 68, 256))},
+        {"y": ShapeOnly((3, 24 * 128))},
+        {"page_tables": ShapeOnly((2048,), "int32")},
+        {"row_starts": ShapeOnly((3,), "int32")},
+        {"ordinals": ShapeOnly((4,), "int32")},
+        {"workspace": ShapeOnly((1000,), "float32")},
+        {"columns_per_row": 17},
+        {"columns_per_row": 0},
+        {"gate": ShapeOnly((3, 32 * 256))},
+    ],
+)
+def test_decode_refuses(change: dict[str, Any]) -> None:
+    kernels = RecordingLibrary()
+    with pytest.raises(OpContractError, match="paged_attention_decode"):
+        launch_decode(kernels, **change)
+    assert not kernels.launches
+
+
+@pytest.mark.parametrize("length", [0, 1, 64, 65, 2047, 2048, 2049, 2304, 2305, 131072, 262144])
+def test_units_hold_every_key_once(length: int) -> None:
+    fine = [min(64, length - start) for start in range(0, min(length, 2048), 64)]
+    coarse = [min(256, length - start) for start in range(2048, length, 256)]
+    assert paged_attention_decode.unit_count(length) == len(fine) + len(coarse)
+    assert sum(fine) + sum(coarse) == length
+
+
+def launch_prefill(kernels: RecordingLibrary, **changes: Any) -> None:
+    """Of 300 columns, 24 heads without gates; `changes` replace arguments."""
+    arguments: dict[str, Any] = {
+        "q": ShapeOnly((300, 24, 256)),
+        "kv": make_pages(),
+        "y": ShapeOnly((300, 24 * 256)),
+        "page_table": ShapeOnly((9,), "int32"),
+        "ordinals": ShapeOnly((300,), "int32"),
+    }
+    arguments.update(changes)
+    paged_attention_prefill.launch(kernels.library, **arguments, scale=0.0625, stream=0)
+
+
+@pytest.mark.parametrize(("limits", "tile"), [(H200, 128), (SMALL, 64)])
+@pytest.mark.parametrize("kv_format", ["bf16", "fp8", "int8"])
+def test_prefill_tiles_cover_all_queries(limits: DeviceLimits, tile: int, kv_format: str) -> None:
+    kernels = RecordingLibrary(limits)
+    launch_prefill(kernels, kv=make_pages(kv_format))
+    launch = kernels.only()
+    assert launch.entry == f"paged_attention_prefill_{kv_format}_256_{tile}"
+    assert launch.grid[0] == 4 * -(-300 * 6 // tile)
+    assert launch.block[0] == 2 * tile
+    assert launch["gate"] == 0
+    assert launch.options["shared_bytes"] <= limits.shared_bytes_per_block
+    assert launch.arguments.dtype.itemsize == struct_bytes(
+        "paged_attention_prefill", "PagedPrefillParams"
+    )
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_prefill_of_shorter_heads_fits_128_queries_everywhere(head_dim: int) -> None:
+    kernels = RecordingLibrary(SMALL)
+    q, y = ShapeOnly((20, 8, head_dim)), ShapeOnly((20, 8 * head_dim))
+    pages = make_pages(kv_heads=2, head_dim=head_dim)
+    ordinals = ShapeOnly((20,), "int32")
+    launch_prefill(kernels, q=q, y=y, kv=pages, ordinals=ordinals)
+    assert kernels.only().entry == f"paged_attention_prefill_bf16_{head_dim}_128"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"q": ShapeOnly((300, 24, 64))},
+        {"q": ShapeOnly((300, 23, 256))},
+        {"y": ShapeOnly((300, 24 * 256), "float32")},
+        {"page_table": ShapeOnly((1, 9), "int32")},
+        {"ordinals": ShapeOnly((299,), "int32")},
+        {"gate": ShapeOnly((300, 32 * 256))},
+    ],
+)
+def test_prefill_refuses(change: dict[str, Any]) -> None:
+    kernels = RecordingLibrary()
+    with pytest.raises(OpContractError, match="paged_attention_prefill"):
+        launch_prefill(kernels, **change)
+    assert not kernels.launches
