@@ -514,7 +514,7 @@ __device__ __forceinline__ void paged_attention_combine(const PagedCombineParams
   most = block_max(most);
   float4 total = make_float4(0.f, 0.f, 0.f, 0.f);
   float mass = 0.f;
-#pragma unroll 4
+#pragma unroll 8
   for (int unit = part; unit < units; unit += kCombineParts) {
     const float2 sum = __ldcg(sums + unit);
     const float4 out = __ldcg(reinterpret_cast<const float4*>(outputs + static_cast<u64>(unit) * kDim));
