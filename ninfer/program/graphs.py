@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from ninfer.contract.errors import InvariantError
 
@@ -30,7 +30,7 @@ class DecodeGraphs(Generic[G]):
 
     def __init__(
         self,
-        driver: GraphDriver[Any],
+        driver: GraphDriver[G],
         max_rows: int,
         *,
         warm_up: Callable[[int], None],
@@ -41,7 +41,7 @@ class DecodeGraphs(Generic[G]):
         if max_rows < 1:
             raise InvariantError(f"graphs for batches of up to {max_rows} rows")
         self._driver = driver
-        self._graphs: list[Any] = []
+        self._graphs: list[G] = []
         for num_rows in range(1, max_rows + 1):
             warm_up(num_rows)
             driver.synchronize()
@@ -53,6 +53,10 @@ class DecodeGraphs(Generic[G]):
 
     def replay(self, num_rows: int) -> None:
         """Queue one step of a batch of exactly `num_rows` rows."""
+        self._driver.replay(self.of(num_rows))
+
+    def of(self, num_rows: int) -> G:
+        """The graph of a size."""
         if not 1 <= num_rows <= self.max_rows:
             raise InvariantError(f"a decode batch of {num_rows} rows, at most {self.max_rows}")
-        self._driver.replay(self._graphs[num_rows - 1])
+        return self._graphs[num_rows - 1]

@@ -111,7 +111,8 @@ class FakeCuda:
     is_closed: bool = False
     _next: int = _BASE
     _capture: list[Any] | None = None
-    _num_queued: int = 0
+    num_queued: int = 0
+    num_synchronised: int = 0
     _polls_left: int = 0
 
     def __post_init__(self) -> None:
@@ -204,12 +205,13 @@ class FakeCuda:
 
     def synchronize(self) -> None:
         self._check()
+        self.num_synchronised += 1
 
     def measure(self, enqueue: Callable[[], None]) -> float:
         """A microsecond for each item."""
-        before = self._num_queued
+        before = self.num_queued
         enqueue()
-        return (self._num_queued - before) * 1e-6
+        return (self.num_queued - before) * 1e-6
 
     @contextmanager
     def traced(self, on_launch: Callable[[str], None]) -> Iterator[None]:
@@ -236,7 +238,7 @@ class FakeCuda:
         if self._capture is not None:
             self._capture.append(item)
             return
-        self._num_queued += 1
+        self.num_queued += 1
         self._check()
         self.queued.append(item)
         if callable(item) and self.has_memory:
@@ -254,6 +256,12 @@ class FakeCuda:
         data = self.memory(tensor.address, tensor.num_bytes)
         return data.view(np.dtype(tensor.dtype)).reshape(tensor.shape)
 
+    def write_results(self, results: NDArray[Any]) -> None:
+        """Play the sampler of the newest launch: `results` are its outputs, one behind another."""
+        sampling = [launch for launch in self.launches() if launch.family == "sampling"][-1]
+        address = int(sampling.arguments["token_ids"])
+        self.memory(address, results.nbytes)[:] = results.view(np.uint8)
+
     def launches(self, items: list[Any] | None = None) -> list[Launch]:
         """The kernels among queued items."""
         return [
@@ -261,5 +269,5 @@ class FakeCuda:
         ]
 
     def _check(self) -> None:
-        if self.fails_at is not None and self._num_queued >= self.fails_at:
+        if self.fails_at is not None and self.num_queued >= self.fails_at:
             raise DeviceError("cuda: an illegal memory access was encountered")

@@ -19,10 +19,11 @@ from ninfer.contract.arrays import Float32Array
 from ninfer.contract.errors import DeviceError
 from ninfer.contract.model import ModelConfig
 from ninfer.contract.sampling import SamplingParams
-from ninfer.contract.units import ROOT_SLOT, Capacity, RowOutput, SampleRow, UnitRow
+from ninfer.contract.units import PAGE_TOKENS, ROOT_SLOT, Capacity, RowOutput, SampleRow, UnitRow
 from ninfer.program.executors.cpu_batch import check_rows
 from ninfer.program.executors.cuda_buffers import SMALL_TOKENS
 from ninfer.program.executors.cuda_driver import CudaDriver, Graph
+from ninfer.program.executors.cuda_inputs import UnitTensors
 from ninfer.program.executors.cuda_model import CudaModel
 from ninfer.program.executors.cuda_tensor import DeviceTensor
 from ninfer.program.executors.cuda_weights import DeviceWeights
@@ -55,9 +56,10 @@ class CudaExecutor:
         self._graphs: DecodeGraphs[Graph] = DecodeGraphs(
             driver,
             capacity.max_concurrency,
-            warm_up=self._warm_up,
+            warm_up=self._warm_up_decode,
             enqueue=self.queue_decode,
         )
+        self._warm_up_prompts(capacity.prefill_chunk)
 
     @property
     def name(self) -> str:
@@ -145,17 +147,31 @@ class CudaExecutor:
 
     async def _run_prompt(self, row: UnitRow) -> DeviceTensor:
         """Queue a prompt's inputs through all layers; the residual stream [T, C] behind them."""
-        inputs, num_tokens = self._workspace.prefill_inputs, row.token_ids.size
-        inputs.write((row,))
-        inputs.queue_copy(1, num_tokens)
-        unit = inputs.tensors(1, num_tokens)
-        hidden = self._model.queue_embedding(unit)
+        unit, hidden = self._queue_prompt(row)
         for _ in self._model.queue_layers(unit, hidden):
             await asyncio.sleep(0)
         return hidden
 
-    def _warm_up(self, num_rows: int) -> None:
-        rows = _warm_up_rows(num_rows)
+    def _queue_prompt(self, row: UnitRow) -> tuple[UnitTensors, DeviceTensor]:
+        """Queue a prompt's inputs up to the first layer."""
+        inputs, num_tokens = self._workspace.prefill_inputs, row.token_ids.size
+        inputs.write((row,))
+        inputs.queue_copy(1, num_tokens)
+        unit = inputs.tensors(1, num_tokens)
+        return unit, self._model.queue_embedding(unit)
+
+    def _warm_up_prompts(self, prefill_chunk: int) -> None:
+        """Units of both regimes and of the largest size: kernels and cuBLAS load what they need."""
+        for num_tokens in sorted({min(SMALL_TOKENS, prefill_chunk), prefill_chunk}):
+            (row,) = _warm_up_rows(1, num_tokens)
+            unit, hidden = self._queue_prompt(row)
+            for _ in self._model.queue_layers(unit, hidden):
+                pass
+            self._model.queue_logits(hidden.rows(0, 1), self._workspace.logits(1))
+            self._driver.synchronize()
+
+    def _warm_up_decode(self, num_rows: int) -> None:
+        rows = _warm_up_rows(num_rows, 1)
         self._workspace.decode_inputs.write(rows)
         self._workspace.sampler.write([_unused_sample() for _ in rows])
         self.queue_decode(num_rows)
@@ -190,14 +206,14 @@ def _unused_sample() -> SampleRow:
     return SampleRow(SamplingParams(), 0, nothing, nothing, nothing)
 
 
-def _warm_up_rows(num_rows: int) -> tuple[UnitRow, ...]:
+def _warm_up_rows(num_rows: int, num_tokens: int) -> tuple[UnitRow, ...]:
     """Rows that are in nobody's way before the first request: they write page 0 and each the slot
     behind the root, which every sequence writes before it reads."""
     return tuple(
         UnitRow(
-            token_ids=np.zeros(1, np.int32),
+            token_ids=np.zeros(num_tokens, np.int32),
             start=0,
-            page_table=np.zeros(1, np.int32),
+            page_table=np.zeros(-(-num_tokens // PAGE_TOKENS), np.int32),
             read_slot=ROOT_SLOT,
             write_slot=index + 1,
         )
