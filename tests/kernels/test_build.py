@@ -8,14 +8,12 @@ import pytest
 
 from ninfer.contract.errors import OptionError
 from ninfer.kernels.build import ARCHITECTURES, BuiltCubin, build_cubins
-from ninfer.kernels.compiler import KernelCompileError, compile_source
+from ninfer.kernels.compiler import KernelCompileError
 from ninfer.kernels.cubin_store import CubinStore
 from ninfer.kernels.sources import KERNELS_DIR, kernel_names, read_source
 
 # One fixture compiles everything: about a minute on two idle processors.
 pytestmark = pytest.mark.timeout(900)
-
-BENCH_KERNELS = Path(__file__).resolve().parents[2] / "bench" / "common"
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +34,6 @@ def test_no_entry_spills_registers(built: tuple[BuiltCubin, ...]) -> None:
     assert spilling == []
 
 
-def test_kernels_of_the_benchmarks_compile() -> None:
-    for name in kernel_names(BENCH_KERNELS):
-        for architecture in ("sm_80", "sm_90a"):
-            kernel = compile_source(read_source(BENCH_KERNELS / f"{name}.cu"), architecture)
-            assert not any(entry.is_spilling for entry in kernel.usage)
-
-
 def test_what_is_there_is_not_built_again(tmp_path: Path) -> None:
     (tmp_path / "one.cu").write_text('extern "C" __global__ void one(int* x) { *x = 1; }\n')
     out = tmp_path / "out"
@@ -59,7 +50,7 @@ def test_what_is_there_is_not_built_again(tmp_path: Path) -> None:
 def test_built_files_are_found_by_the_digest_of_the_sources(
     built: tuple[BuiltCubin, ...],
 ) -> None:
-    cubin = built[0]
+    cubin = next(item for item in built if item.name == "linear_pack")
     source = read_source(KERNELS_DIR / f"{cubin.name}.cu")
     store = CubinStore(cubin.path.parent)
     found = store.load(cubin.name, cubin.architecture, source.digest(cubin.architecture))
