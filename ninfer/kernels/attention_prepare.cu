@@ -94,11 +94,10 @@ __device__ __forceinline__ u32 int8_code(float value) {
   return static_cast<u32>(__float2int_rn(fminf(fmaxf(value, -kInt8Max), kInt8Max))) & 0xff;
 }
 
-// x = x / sqrt(mean(x^2) + eps) * (offset + weight) over the warp's head.
+// x = x / sqrt(mean(x^2) + eps) * (offset + gain) over the warp's head.
 template <int kCount>
-__device__ __forceinline__ void normalise(float (&x)[kCount], const u16* weight, float eps, float offset) {
-  float gain[kCount], sum = 0.f;
-  load_numbers<kCount>(weight, gain);
+__device__ __forceinline__ void normalise(float (&x)[kCount], const float (&gain)[kCount], float eps, float offset) {
+  float sum = 0.f;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) sum += x[i] * x[i];
   const float scale = 1.f / sqrtf(warp_sum(sum) / (32 * kCount) + eps);
@@ -114,9 +113,29 @@ __device__ __forceinline__ float2 cos_sin(float angle) {
   return make_float2(__cosf(rest), __sinf(rest));
 }
 
-// Rotates numbers d and d + half of the head, d < half; `head` is the warp's, in shared memory.
+// The frequencies of a lane's numbers: those of numbers d and d + half, d < half, are the same.
 template <int kCount>
-__device__ __forceinline__ void rotate(const AttentionPrepareParams& p, int t, int lane, float* head, float (&x)[kCount]) {
+struct Frequencies {
+  float inverse[kCount];
+  int axes[kCount];
+};
+
+template <int kCount>
+__device__ __forceinline__ Frequencies<kCount> load_frequencies(const AttentionPrepareParams& p, int lane) {
+  Frequencies<kCount> lanes;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const int d = lane * kCount + i, j = d < p.half ? d : d - p.half;
+    lanes.inverse[i] = j < p.half ? __ldg(p.inverse + j) : 0.f;
+    lanes.axes[i] = j < p.half ? __ldg(p.axes + j) : 0;
+  }
+  return lanes;
+}
+
+// Rotates numbers d and d + half of the head; `head` is the warp's, in shared memory.
+template <int kCount>
+__device__ __forceinline__ void rotate(const AttentionPrepareParams& p, const Frequencies<kCount>& lanes,
+                                       const int (&positions)[kCount], int lane, float* head, float (&x)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) head[lane * kCount + i] = x[i];
   __syncwarp();
@@ -125,23 +144,17 @@ __device__ __forceinline__ void rotate(const AttentionPrepareParams& p, int t, i
     const int d = lane * kCount + i;
     if (d >= 2 * p.half) continue;
     const bool is_first = d < p.half;
-    const int j = is_first ? d : d - p.half;
-    const int position = __ldcg(p.rope_positions + static_cast<u64>(__ldg(p.axes + j)) * p.tokens + t);
-    const float2 turn = cos_sin(static_cast<float>(position) * __ldg(p.inverse + j));
+    const float2 turn = cos_sin(static_cast<float>(positions[i]) * lanes.inverse[i]);
     const float other = head[is_first ? d + p.half : d - p.half];
     const float cosine = turn.x * p.rope_scale, sine = turn.y * p.rope_scale;
     x[i] = is_first ? x[i] * cosine - other * sine : x[i] * cosine + other * sine;
   }
 }
 
-// Puts a head of keys (part 0) or values (part 1) into its place, rounded to bf16 and then coded.
+// Puts a head of keys or values into its place, rounded to bf16 and then coded.
 template <KvFormat kFormat, int kCount>
-__device__ __forceinline__ void write_page(const AttentionPrepareParams& p, int t, int ordinal, int part, int kv_head,
-                                           int lane, float (&x)[kCount]) {
+__device__ __forceinline__ void write_page(const AttentionPrepareParams& p, u64 place, int lane, float (&x)[kCount]) {
   constexpr int kDim = 32 * kCount;
-  const int row = __ldcg(p.column_rows + t);
-  const int page = __ldcg(p.page_tables + static_cast<u64>(row) * p.max_pages + ordinal / kPageTokens);
-  const u64 place = page_head(page, part, p.kv_heads, kv_head) * kPageTokens + ordinal % kPageTokens;
   u8* to = p.pages + (place * kDim + lane * kCount) * code_bytes<kFormat>();
   if constexpr (kFormat == KvFormat::kBf16) {
     store_numbers<kCount>(reinterpret_cast<u16*>(to), x);
@@ -183,31 +196,39 @@ __device__ __forceinline__ void attention_prepare(const AttentionPrepareParams& 
   const int per_column = p.heads + 2 * p.kv_heads;
   const int task = blockIdx.x * kWarps + warp;
   const int t = task / per_column, slot = task - t * per_column;
+  const bool is_query = slot < p.heads, is_value = slot >= p.heads + p.kv_heads;
+  float gain[kCount];
+  load_numbers<kCount>((is_query ? p.q_norm : p.k_norm) + lane * kCount, gain);
+  const Frequencies<kCount> lanes = load_frequencies<kCount>(p, lane);
   wait_for_previous_kernel();
   if (t >= p.tokens) return;
-  const int ordinal = __ldcg(p.ordinals + t);
-  const u16* column = p.qkv + static_cast<u64>(t) * p.qkv_stride;
+  const int ordinal = __ldcg(p.ordinals + t), row = __ldcg(p.column_rows + t);
+  const int width = p.has_gate ? 2 * kDim : kDim;
+  const int first = is_query ? slot * width : p.heads * width + (slot - p.heads) * kDim;
   float x[kCount];
-  if (slot < p.heads) {
-    u16* to = p.q + (static_cast<u64>(t) * p.heads + slot) * kDim + lane * kCount;
-    load_numbers<kCount>(column + slot * (p.has_gate ? 2 * kDim : kDim) + lane * kCount, x);
-    normalise<kCount>(x, p.q_norm + lane * kCount, p.eps, p.norm_offset);
-    rotate<kCount>(p, t, lane, heads[warp], x);
+  load_numbers<kCount>(p.qkv + static_cast<u64>(t) * p.qkv_stride + first + lane * kCount, x);
+  int positions[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    positions[i] = __ldcg(p.rope_positions + static_cast<u64>(lanes.axes[i]) * p.tokens + t);
+  }
+  int page = 0;
+  if (!is_query && ordinal >= 0) {
+    page = __ldcg(p.page_tables + static_cast<u64>(row) * p.max_pages + ordinal / kPageTokens);
+  }
+  if (!is_value) {
+    normalise<kCount>(x, gain, p.eps, p.norm_offset);
+    rotate<kCount>(p, lanes, positions, lane, heads[warp], x);
+  }
+  if (is_query) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) x[i] = ordinal < 0 ? 0.f : x[i];
-    store_numbers<kCount>(to, x);
-    return;
+    store_numbers<kCount>(p.q + (static_cast<u64>(t) * p.heads + slot) * kDim + lane * kCount, x);
+  } else if (ordinal >= 0) {
+    const int kv_head = slot - p.heads - (is_value ? p.kv_heads : 0);
+    const u64 head = page_head(page, is_value, p.kv_heads, kv_head);
+    write_page<kFormat, kCount>(p, head * kPageTokens + ordinal % kPageTokens, lane, x);
   }
-  if (ordinal < 0) return;
-  const int part = slot - p.heads >= p.kv_heads;
-  const int kv_head = slot - p.heads - part * p.kv_heads;
-  const u16* keys = column + p.heads * (p.has_gate ? 2 * kDim : kDim);
-  load_numbers<kCount>(keys + (part * p.kv_heads + kv_head) * kDim + lane * kCount, x);
-  if (part == 0) {
-    normalise<kCount>(x, p.k_norm + lane * kCount, p.eps, p.norm_offset);
-    rotate<kCount>(p, t, lane, heads[warp], x);
-  }
-  write_page<kFormat, kCount>(p, t, ordinal, part, kv_head, lane, x);
 }
 
 }  // namespace

@@ -416,9 +416,16 @@ struct Decoder {
         const int r = 8 * n + 2 * q + e;
         if (ordinals[r] < item.start) continue;
         const u64 slot = static_cast<u64>(heads[r]) * p.max_units + item.unit;
-        float2* to = reinterpret_cast<float2*>(p.outputs + slot * kDim + (warp * 8 + g) * kLaneDims);
+        float* to = p.outputs + slot * kDim + (warp * 8 + g) * kLaneDims;
+        if constexpr (kDimTiles == 1) {
+          *reinterpret_cast<float2*>(to) = make_float2(out[0][n][e], out[0][n][e + 2]);
+        } else {
 #pragma unroll
-        for (int j = 0; j < kDimTiles; ++j) to[j] = make_float2(out[j][n][e], out[j][n][e + 2]);
+          for (int j = 0; j < kDimTiles; j += 2) {
+            reinterpret_cast<float4*>(to)[j / 2] =
+                make_float4(out[j][n][e], out[j][n][e + 2], out[j + 1][n][e], out[j + 1][n][e + 2]);
+          }
+        }
       }
     }
   }
