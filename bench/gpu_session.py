@@ -164,7 +164,7 @@ def run_model(session: Session, folder: Path, item: ModelRun) -> dict[str, Any] 
     command = [
         sys.executable, "-m", "ninfer", "bench", "--executor", "cuda", "--kernels",
         str(folder / "kernels"), "--synthetic", item.synthetic, "--weights", item.weights,
-        "--cases", item.cases, "--record", str(path),
+        "--cases", item.cases, "--prefill-chunk", "8192", "--record", str(path),
     ]  # fmt: skip
     output = session.run(item.name, command, needed_s=item.needed_s)
     if not path.is_file():

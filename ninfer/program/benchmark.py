@@ -1,7 +1,7 @@
 """ModelBenchmark: prompts and decode steps of one model on the CUDA executor, timed.
 
-Runs through the executor's own calls, as an Engine would, on made-up prompts. Wall times are those
-an event loop sees; device times are of replayed graphs between two events.
+Runs through the executor's own calls, as an Engine would, greedily, on made-up prompts. Wall times
+are those an event loop sees; device times are of replayed graphs between two events.
 """
 
 from __future__ import annotations
@@ -193,7 +193,6 @@ class _Sequence:
         num_pages = -(-capacity.max_context // PAGE_TOKENS)
         self._pages = np.arange(index * num_pages, (index + 1) * num_pages, dtype=np.int32)
         self._slots = (1 + 2 * index, 2 + 2 * index)
-        self._index = index
         self.newest = np.zeros(1, np.int32)
         self.restart()
 
@@ -223,8 +222,7 @@ class _Sequence:
 
     def _sample(self, position: int) -> SampleRow:
         nothing = np.empty(0, np.int32)
-        params = SamplingParams(temperature=1.0, top_p=0.95, seed=self._index)
-        return SampleRow(params, position, nothing, nothing, nothing)
+        return SampleRow(SamplingParams(), position, nothing, nothing, nothing)
 
 
 def _spread(seconds: Sequence[float]) -> Spread:

@@ -100,7 +100,7 @@ class CudaExecutor:
         check_rows(rows, has_states=self._has_states)
         samples = tuple(row.sample or _unused_sample() for row in rows)
         with self._using_device("decode"):
-            self._workspace.decode_inputs.write(rows)
+            self._workspace.decode_inputs.write_decode(rows)
             self._workspace.sampler.write(samples)
             self._graphs.replay(len(rows))
             await self._completion()
@@ -155,7 +155,7 @@ class CudaExecutor:
     def _queue_prompt(self, row: UnitRow) -> tuple[UnitTensors, DeviceTensor]:
         """Queue a prompt's inputs up to the first layer."""
         inputs, num_tokens = self._workspace.prefill_inputs, row.token_ids.size
-        inputs.write((row,))
+        inputs.write_prompt(row)
         inputs.queue_copy(1, num_tokens)
         unit = inputs.tensors(1, num_tokens)
         return unit, self._model.queue_embedding(unit)
@@ -172,7 +172,7 @@ class CudaExecutor:
 
     def _warm_up_decode(self, num_rows: int) -> None:
         rows = _warm_up_rows(num_rows, 1)
-        self._workspace.decode_inputs.write(rows)
+        self._workspace.decode_inputs.write_decode(rows)
         self._workspace.sampler.write([_unused_sample() for _ in rows])
         self.queue_decode(num_rows)
 

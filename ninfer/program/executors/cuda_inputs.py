@@ -100,28 +100,49 @@ class UnitInputs:
         parts.append(self._page_tables.rows(0, num_rows))
         return UnitTensors(*parts)
 
-    def write(self, rows: tuple[UnitRow, ...]) -> None:
-        """Fill the block from `rows` and queue the copies of page tables that changed.
+    def write_prompt(self, row: UnitRow) -> None:
+        """Fill the block from one row of any number of inputs. Nothing of the unit before may still
+        be queued, here and in `write_decode`."""
+        count = row.token_ids.size
+        token_ids, ordinals, column_rows, positions, starts, reads, writes = self._views(1, count)
+        token_ids[:] = row.token_ids
+        ordinals[:] = np.arange(row.start, row.start + count)
+        column_rows[:] = 0
+        positions[:] = ordinals if row.positions is None else row.positions
+        starts[:] = (0, count)
+        reads[:], writes[:] = row.read_slot, row.write_slot
+        self._write_table(0, row.page_table)
 
-        Nothing of the unit before may still be queued.
-        """
-        counts = [row.token_ids.size for row in rows]
-        token_ids, ordinals, column_rows, positions, starts, reads, writes = self._views(
-            len(rows), sum(counts)
+    def write_decode(self, rows: tuple[UnitRow, ...]) -> None:
+        """Fill the block from rows of one input each, in as few NumPy calls as can be: the device
+        waits meanwhile."""
+        count = len(rows)
+        starts = [row.start for row in rows]
+        axes: list[list[int]] = [starts, starts, starts]
+        if any(row.positions is not None for row in rows):
+            axes = [
+                [
+                    row.start if row.positions is None else int(row.positions[axis, 0])
+                    for row in rows
+                ]
+                for axis in range(3)
+            ]
+        parts = (
+            [row.token_ids.item(0) for row in rows],
+            starts,
+            list(range(count)),
+            axes[0] + axes[1] + axes[2],
+            list(range(count + 1)),
+            [row.read_slot for row in rows],
+            [row.write_slot for row in rows],
         )
-        first = 0
-        for index, (row, count) in enumerate(zip(rows, counts, strict=True)):
-            last = first + count
-            token_ids[first:last] = row.token_ids
-            ordinals[first:last] = np.arange(row.start, row.start + count)
-            column_rows[first:last] = index
-            positions[:, first:last] = (
-                ordinals[first:last] if row.positions is None else row.positions
-            )
-            starts[index], starts[index + 1] = first, last
-            reads[index], writes[index] = row.read_slot, row.write_slot
+        flat: list[int] = []
+        for part, (_, offset) in zip(parts, _layout(count, count).places, strict=True):
+            flat += [0] * (offset // 4 - len(flat))
+            flat += part
+        self._words[: len(flat)] = flat
+        for index, row in enumerate(rows):
             self._write_table(index, row.page_table)
-            first = last
 
     def queue_copy(self, num_rows: int, num_tokens: int) -> None:
         """Queue the block's copy to the device; may be captured."""
@@ -136,7 +157,7 @@ class UnitInputs:
 
     def _write_table(self, index: int, page_table: IntArray) -> None:
         size, known = page_table.size, self._tables[index]
-        if size <= self._num_pages[index] and np.array_equal(known[:size], page_table):
+        if size <= self._num_pages[index] and (known[:size] == page_table).all():
             return
         known[:size] = page_table
         self._num_pages[index] = size

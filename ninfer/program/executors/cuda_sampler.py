@@ -115,30 +115,29 @@ class CudaSampler:
     def read(self, samples: Sequence[SampleRow]) -> tuple[RowOutput, ...]:
         """The results of the unit that has run."""
         num_rows = len(samples)
-        words = self._host_results
-        token_ids, is_finite = words[:num_rows], words[num_rows : 2 * num_rows]
-        logprobs = words[2 * num_rows : 3 * num_rows].view(np.float32)
-        first, size = 3 * num_rows, num_rows * MAX_TOP
-        top_ids = words[first : first + size].reshape(num_rows, MAX_TOP)
-        tops = words[first + size : first + 2 * size].view(np.float32).reshape(num_rows, MAX_TOP)
+        words = self._host_results[: 2 * num_rows].tolist()
         outputs = []
         for index, sample in enumerate(samples):
-            token_id = int(token_ids[index])
-            if not is_finite[index] or token_id < 0:
+            token_id, is_finite = words[index], words[num_rows + index]
+            if not is_finite or token_id < 0:
                 outputs.append(RowOutput(None, is_finite=False))
                 continue
             if token_id >= self._vocab_size:
                 raise InvariantError(f"the device chose token {token_id}")
             num_top = sample.params.top_logprobs
-            found = None
-            if num_top is not None:
-                best = zip(top_ids[index, :num_top], tops[index, :num_top], strict=True)
-                found = TokenLogprobs(
-                    float(logprobs[index]),
-                    tuple((int(top_id), float(logprob)) for top_id, logprob in best),
-                )
-            outputs.append(RowOutput(GeneratedToken(token_id, found)))
+            logprobs = None if num_top is None else self._logprobs(index, num_rows, num_top)
+            outputs.append(RowOutput(GeneratedToken(token_id, logprobs)))
         return tuple(outputs)
+
+    def _logprobs(self, index: int, num_rows: int, num_top: int) -> TokenLogprobs:
+        words = self._host_results
+        values: Float32Array = words.view(np.float32)
+        first = 3 * num_rows + index * MAX_TOP
+        top_ids = words[first : first + num_top].tolist()
+        first += num_rows * MAX_TOP
+        tops = values[first : first + num_top].tolist()
+        own = float(values[2 * num_rows + index])
+        return TokenLogprobs(own, tuple(zip(top_ids, tops, strict=True)))
 
     def _outputs(self, num_rows: int) -> SamplingOutputs:
         """Dense for exactly this many rows, so that one copy brings them all."""

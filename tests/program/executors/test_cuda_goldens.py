@@ -17,11 +17,13 @@ from tests.helpers import executor_driver as driver
 from tests.helpers.cuda_models import cuda_executor
 from tests.helpers.distributions import divergences, lead
 from tests.helpers.model_paths import GOLDEN, GOLDEN_CASES, golden_model
+from tests.helpers.router_gaps import router_gaps
 
 pytestmark = pytest.mark.gpu
 
+AT_ONCE = (1000,)
 CHUNKINGS = {
-    "at once": (1000,),
+    "at once": AT_ONCE,
     "16": (16,),
     "17": (17,),
     "64": (64,),
@@ -31,6 +33,15 @@ CHUNKINGS = {
 MOST_DIVERGENCE = 2e-3
 CLOSE_CALL = 0.05
 """A token this near to the best one may win instead of it."""
+ROUTER_NOISE = 0.1
+"""Rounding the residual stream and its norms to bf16 moves the router logits of this golden (they
+spread by 3) by 0.03, one standard deviation. Where the next expert is nearer than three of those,
+either is a right choice, and which one is taken may change with the cut of the prompt."""
+
+
+def settled_positions(case: str, prompt: list[int]) -> np.typing.NDArray[np.bool_]:
+    """[n] whether the experts of a position are beyond doubt in bf16."""
+    return router_gaps(open_model(golden_model(case)), prompt) >= ROUTER_NOISE
 
 
 def runnable_cases() -> list[str]:
@@ -65,7 +76,10 @@ async def test_logits_stay_near_those_of_float32(
         logits = await driver.score(executor, driver.sequence(), golden.prompt, chunks)
         want = golden.arrays["logits"]
         found = divergences(want, logits[-want.shape[0] :])
-        assert found.mean() <= most_divergence(case, name), f"{case} {name}"
+        if chunks != AT_ONCE:
+            found = found[settled_positions(case, golden.prompt)[-want.shape[0] :]]
+            assert found.size >= want.shape[0] // 2 or want.shape[0] == 1
+        assert found.size == 0 or found.mean() <= most_divergence(case, name), f"{case} {name}"
 
 
 @pytest.mark.parametrize("chunks", CHUNKINGS.values(), ids=CHUNKINGS.keys())
