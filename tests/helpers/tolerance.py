@@ -38,6 +38,10 @@ BF16_ATTENTION: Final = Tolerance(1.2e-2, 8e-3)
 """Means of values of magnitude 1 by probabilities rounded to bf16, rounded again."""
 BF16_ATTENTION_L2: Final = 4e-3
 """The same over a whole result: |got - want| / |want|."""
+GDN_OUTPUT: Final = 4.1e-3
+"""A Gated DeltaNet layer over a whole result, as |got - want| / |want|: two roundings to bf16."""
+GDN_STATE: Final = 3e-4
+"""Its states, in float32: some inputs fall on the other side of a rounding to bf16."""
 GOLDEN: Final = Tolerance(1e-3, 0.0)
 """A whole float32 model against another float32 implementation."""
 
