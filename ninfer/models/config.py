@@ -182,8 +182,12 @@ def _listed_mixers(text: Fields, family: Family, num_layers: int) -> tuple[Mixer
 
 
 def _mlps(text: Fields, family: Family, num_layers: int) -> tuple[MlpKind, ...]:
+    """Dense layers among experts are a matter of Qwen3-MoE; the hybrids have experts everywhere and
+    transformers ignores the keys in their files."""
     if not family.has_moe:
         return (MlpKind.DENSE,) * num_layers
+    if family.is_hybrid:
+        return (MlpKind.MOE,) * num_layers
     dense = set(text.integers("mlp_only_layers", 0, num_layers - 1, default=()))
     step = text.integer("decoder_sparse_step", 1, default=1)
     return tuple(
@@ -225,7 +229,7 @@ def _gdn(text: Fields) -> GdnConfig:
         num_value_heads=num_value_heads,
         key_head_dim=text.integer("linear_key_head_dim", 1, 65_536, default=128),
         value_head_dim=text.integer("linear_value_head_dim", 1, 65_536, default=128),
-        conv_width=text.integer("linear_conv_kernel_dim", 1, 1024, default=4),
+        conv_width=text.integer("linear_conv_kernel_dim", 2, 1024, default=4),
     )
 
 
@@ -254,7 +258,9 @@ def _num_mtp_layers(text: Fields, family: Family) -> int:
 
 
 def _is_tied(top: Fields, text: Fields) -> bool:
-    return text.flag("tie_word_embeddings", False) or top.flag("tie_word_embeddings", False)
+    """A wrapper's own key wins over the one of its text part, as in transformers."""
+    fields = top if top.has("tie_word_embeddings") else text
+    return fields.flag("tie_word_embeddings", False)
 
 
 def _eos_token_ids(top: Fields, text: Fields, vocab_size: int) -> tuple[int, ...]:

@@ -46,17 +46,20 @@ def parse_rope(
     rotary_dim = _rotary_dim(text, block, defaults, head_dim)
     if rope_type == "default":
         return RopeConfig(theta, rotary_dim, mrope_section)
+    original = _original_max_position(text, block)
+    beta_fast = block.number("beta_fast", 0.0, 1e6, default=32.0, above=True)
+    beta_slow = block.number("beta_slow", 0.0, 1e6, default=1.0, above=True)
+    if rope_type == "yarn":
+        _check_yarn(text, block, theta, beta_fast, beta_slow)
     return RopeConfig(
         theta,
         rotary_dim,
         mrope_section,
         rope_type,
-        factor=_factor(block, max_position),
-        original_max_position=block.integer(
-            "original_max_position_embeddings", 1, default=max_position
-        ),
-        beta_fast=block.number("beta_fast", 0.0, 1e6, default=32.0, above=True),
-        beta_slow=block.number("beta_slow", 0.0, 1e6, default=1.0, above=True),
+        factor=_factor(block, max_position, original),
+        original_max_position=max_position if original is None else original,
+        beta_fast=beta_fast,
+        beta_slow=beta_slow,
         attention_factor=_attention_factor(block) if rope_type == "yarn" else None,
     )
 
@@ -131,10 +134,28 @@ def _mrope_section(block: Fields, defaults: RopeDefaults) -> Sections | None:
     return sections[0], sections[1], sections[2]
 
 
-def _factor(block: Fields, max_position: int) -> float:
-    if block.has("factor") or not block.has("original_max_position_embeddings"):
+def _original_max_position(text: Fields, block: Fields) -> int | None:
+    """The key beside the rope block wins over the one in it, as in transformers."""
+    key = "original_max_position_embeddings"
+    fields = text if text.has(key) else block
+    return fields.integer(key, 1) if fields.has(key) else None
+
+
+def _check_yarn(
+    text: Fields, block: Fields, theta: float, beta_fast: float, beta_slow: float
+) -> None:
+    """The ramp between the two betas needs frequencies that fall and betas in order."""
+    if theta <= 1.0:
+        fields = block if block.has("rope_theta") else text
+        raise fields.error("rope_theta", f"{theta:g}: yarn needs more than 1")
+    if beta_fast < beta_slow:
+        raise block.error("beta_fast", f"{beta_fast:g} is below beta_slow {beta_slow:g}")
+
+
+def _factor(block: Fields, max_position: int, original: int | None) -> float:
+    if block.has("factor") or original is None:
         return block.number("factor", 1.0, 1e6)
-    return max(1.0, max_position / block.integer("original_max_position_embeddings", 1))
+    return max(1.0, max_position / original)
 
 
 def _attention_factor(block: Fields) -> float | None:

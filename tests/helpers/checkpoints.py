@@ -41,7 +41,7 @@ class CheckpointSpec:
     """Sizes and layout of a checkpoint; the defaults make a small model of any family.
 
     layer_types       None: the family's own rule (`full_attention_interval` 4)
-    dense_layers      `mlp_only_layers` of mixture-of-experts families
+    dense_layers      `mlp_only_layers`; qwen3_5_moe has the key and experts all the same
     is_wrapper        nested `text_config` and `model.language_model.` names
     per_expert        one matrix per expert instead of stacked ones
     f32_vectors       A_log and the GDN norm as F32, as part of the releases have them
@@ -258,7 +258,8 @@ def _stored_shapes(spec: CheckpointSpec) -> Iterator[tuple[str, tuple[int, ...]]
     hidden = spec.hidden_size
     yield f"{prefix}.embed_tokens.weight", (spec.vocab_size, hidden)
     for index, mixer in enumerate(spec.mixers):
-        is_moe = spec.has_moe and index not in spec.dense_layers
+        has_dense = spec.family == "qwen3_moe" and index in spec.dense_layers
+        is_moe = spec.has_moe and not has_dense
         yield from _layer_shapes(spec, f"{prefix}.layers.{index}", mixer, is_moe)
     yield f"{prefix}.norm.weight", (hidden,)
     if not spec.is_tied:

@@ -123,12 +123,13 @@ def test_a_file_without_architecture_is_refused() -> None:
         (True, None, True),
         (None, True, True),
         (True, True, True),
-        (False, True, True),
+        (False, True, False),
+        (True, False, True),
         (False, None, False),
         (None, None, False),
     ],
 )
-def test_the_tie_is_read_from_either_place(
+def test_the_tie_is_read_from_either_place_and_a_wrapper_has_the_last_word(
     top: bool | None, text: bool | None, is_tied: bool
 ) -> None:
     raw = hf_config(CheckpointSpec(is_wrapper=True))
@@ -184,13 +185,18 @@ def test_layer_types_must_fit_the_layers() -> None:
         ({"mlp_only_layers": [1], "decoder_sparse_step": 2}, [0, 1, 2]),
     ],
 )
-@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_5_moe"])
 def test_dense_and_expert_layers_are_mixed_as_the_keys_say(
-    family: Family, changes: Document, dense: list[int]
+    changes: Document, dense: list[int]
 ) -> None:
-    config = parsed(family, intermediate_size=40, **changes)
+    config = parsed("qwen3_moe", intermediate_size=40, **changes)
     assert [item.index for item in config.layers if item.mlp is MlpKind.DENSE] == dense
     assert config.intermediate_size == 40
+
+
+@pytest.mark.parametrize("changes", [{"mlp_only_layers": [0, 3]}, {"decoder_sparse_step": 2}])
+def test_hybrids_have_experts_in_every_layer_whatever_the_keys_say(changes: Document) -> None:
+    config = parsed("qwen3_5_moe", **changes)
+    assert all(item.mlp is MlpKind.MOE for item in config.layers)
 
 
 def test_dense_layers_need_an_intermediate_size_and_expert_layers_do_not() -> None:
@@ -307,6 +313,7 @@ def test_end_tokens_outside_the_vocabulary_are_refused(value: Any) -> None:
         ("qwen3", "max_position_embeddings", 0),
         ("qwen3_5", "full_attention_interval", 0),
         ("qwen3_5", "linear_conv_kernel_dim", 0),
+        ("qwen3_5", "linear_conv_kernel_dim", 1),
         ("qwen3_moe", "moe_intermediate_size", None),
         ("qwen3_moe", "decoder_sparse_step", 0),
     ],

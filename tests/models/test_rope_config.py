@@ -107,6 +107,19 @@ def test_yarn_without_a_factor_takes_the_ratio_of_the_contexts() -> None:
     assert message == "missing"
 
 
+@pytest.mark.parametrize("in_block", [None, 64])
+def test_the_original_context_beside_the_block_wins(in_block: int | None) -> None:
+    block = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": in_block}
+    rope = rope_of("qwen3", rope_scaling=block, original_max_position_embeddings=128)
+    assert rope.original_max_position == 128
+
+
+def test_yarn_needs_frequencies_that_fall() -> None:
+    block = {"rope_type": "yarn", "factor": 4.0}
+    message = refused("qwen3", "rope_theta", rope_scaling=block, rope_theta=1.0)
+    assert message == "1: yarn needs more than 1"
+
+
 def test_both_mscales_give_the_attention_factor() -> None:
     block = {"rope_type": "yarn", "factor": 8.0, "mscale": 1.0, "mscale_all_dim": 0.5}
     found = rope_of("qwen3", rope_scaling=block).attention_factor
@@ -132,6 +145,8 @@ def test_both_mscales_give_the_attention_factor() -> None:
         ({"mrope_section": [1, 2, 1], "mrope_interleaved": False}, "mrope_interleaved"),
         ({"rope_type": "yarn", "factor": 0.5}, "factor"),
         ({"rope_type": "yarn", "factor": 2, "beta_fast": 0}, "beta_fast"),
+        ({"rope_type": "yarn", "factor": 2, "beta_fast": 1, "beta_slow": 8}, "beta_fast"),
+        ({"rope_type": "yarn", "factor": 2, "rope_theta": 0.5}, "rope_theta"),
         ({"rope_type": "yarn", "factor": 2, "attention_factor": -1}, "attention_factor"),
         ({"rope_type": "yarn", "factor": 2, "truncate": False}, "truncate"),
         ({"full_attention": {"rope_theta": 1e4}}, "full_attention"),
