@@ -58,7 +58,7 @@ def test_a_plan_stays_within_the_budget(
     needed = -(-capacity.max_context // 64)
     assert 1 <= capacity.max_context <= config.max_position_embeddings
     assert needed <= capacity.num_pages <= options.max_concurrency * needed
-    assert capacity.prefill_chunk == min(options.prefill_chunk, capacity.max_context)
+    assert capacity.prefill_chunk == min(options.prefill_chunk or 256, capacity.max_context)
     assert capacity.num_slots == 2 * options.max_concurrency + 1
     assert capacity.max_concurrency == options.max_concurrency
 
