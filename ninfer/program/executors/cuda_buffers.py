@@ -12,7 +12,13 @@ from typing import Final
 from ninfer.contract.model import ModelConfig
 from ninfer.contract.units import Capacity
 from ninfer.kernels.library import DeviceLimits
-from ninfer.ops import gdn_prefill, linear_small_t, moe_experts_small_t, paged_attention_decode
+from ninfer.ops import (
+    gdn_device,
+    gdn_prefill,
+    linear_small_t,
+    moe_experts_small_t,
+    paged_attention_decode,
+)
 from ninfer.program.executors.cuda_tensor import Arena, DeviceTensor
 from ninfer.program.executors.cuda_weights import HEAD, WeightPlan
 
@@ -22,17 +28,16 @@ SMALL_TOKENS: Final = linear_small_t.MAX_TOKENS
 
 @dataclass(frozen=True, slots=True)
 class UnitSizes:
-    """max_rows decode rows; max_tokens columns of the largest unit; max_small columns of the
-    largest unit that takes the decode kernels."""
+    """max_tokens columns of the largest unit; max_small columns of the largest unit that takes the
+    decode kernels."""
 
-    max_rows: int
     max_tokens: int
     max_small: int
 
     @classmethod
     def of(cls, capacity: Capacity) -> UnitSizes:
         small = max(capacity.max_concurrency, SMALL_TOKENS)
-        return cls(capacity.max_concurrency, max(capacity.prefill_chunk, small), small)
+        return cls(max(capacity.prefill_chunk, small), small)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +180,6 @@ def qkv_width(config: ModelConfig) -> int:
     return heads * att.head_dim
 
 
-def in_proj_width(config: ModelConfig) -> int:
-    """0 without GDN layers."""
-    gdn = config.gdn
-    return 0 if gdn is None else gdn.conv_dim + gdn.value_dim + 2 * gdn.num_value_heads
-
-
 def _inner_width(config: ModelConfig) -> int:
     moe = config.moe
     shared = 0 if moe is None else moe.shared_intermediate_size or 0
@@ -188,7 +187,8 @@ def _inner_width(config: ModelConfig) -> int:
 
 
 def _widest_projection(config: ModelConfig) -> int:
-    return max(qkv_width(config), in_proj_width(config), 2 * _inner_width(config))
+    in_proj = 0 if config.gdn is None else gdn_device.projection_width(config.gdn)
+    return max(qkv_width(config), in_proj, 2 * _inner_width(config))
 
 
 def _widest_mixed(config: ModelConfig) -> int:

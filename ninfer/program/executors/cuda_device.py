@@ -85,15 +85,6 @@ class CudaDevice:
     def stream(self) -> int:
         return int(self._stream.ptr)
 
-    @property
-    def cupy(self) -> Any:
-        """For benchmarks and tests on the same stream."""
-        return self._cupy
-
-    @property
-    def cupy_stream(self) -> Any:
-        return self._stream
-
     def activate(self) -> None:
         with self._checked("activate"):
             self._runtime.setDevice(self._index)
