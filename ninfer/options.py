@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -70,6 +71,15 @@ def parse_cases(text: str) -> tuple[tuple[int, int], ...]:
             (parse_int(1, 16_777_216)(prompt), parse_int(1, 256)(batch) if separator else 1)
         )
     return tuple(cases)
+
+
+def parse_host(text: str) -> str:
+    """An empty address would mean every interface; that has to be said (0.0.0.0 or ::)."""
+    if not text.strip():
+        raise ValueError("an address is needed; 0.0.0.0 or :: listens on all of them")
+    if re.fullmatch(r"[A-Za-z0-9._:%-]+", text) is None:
+        raise ValueError(f"{text!r} is neither a host name nor an address")
+    return text
 
 
 _BYTE_UNITS: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
@@ -222,7 +232,7 @@ class SamplingOptions:
 class ServeOptions:
     """The HTTP server."""
 
-    host: str = option("127.0.0.1", "address to listen on")
+    host: str = option("127.0.0.1", "address to listen on", parse=parse_host)
     port: int = option(
         8080, "port to listen on; 0 = any free one", parse=parse_int(0, 65_535), metavar="PORT"
     )

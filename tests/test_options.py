@@ -130,3 +130,9 @@ def test_parsers_give_a_value_or_a_readable_value_error(text: str) -> None:
 @pytest.mark.parametrize(("text", "value"), [("YES", True), ("off", False), ("", False)])
 def test_switch_words(text: str, value: bool) -> None:
     assert parse_bool(text) is value
+
+
+@pytest.mark.parametrize("host", ["", "  "])
+def test_an_empty_host_does_not_open_every_interface(host: str) -> None:
+    with pytest.raises(OptionError, match="NINFER_HOST: an address is needed"):
+        read_options(ServeOptions, argparse.Namespace(), {"NINFER_HOST": host})

@@ -15,8 +15,8 @@ from typing import Any, Final
 from ninfer import __version__
 from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode
-from ninfer.cli.input_files import check_writable
 from ninfer.cli.loading import open_named_model
+from ninfer.cli.output_files import check_writable
 from ninfer.cli.parser import Invocation
 from ninfer.cli.progress import ProgressLine
 from ninfer.cli.table import table

@@ -8,14 +8,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from ninfer.cli.conversation import Conversation
 from ninfer.cli.input_files import read_json
 from ninfer.cli.message_json import dump_message, read_messages
+from ninfer.cli.output_files import write_file
 from ninfer.contract.errors import OptionError, RequestError
 
 _FORMAT: Final = "ninfer-conversation"
@@ -33,15 +33,13 @@ def save_conversation(path: Path, conversation: Conversation, model_name: str) -
         "settings": conversation.settings,
     }
     text = json.dumps(document, ensure_ascii=False, indent=2) + "\n"
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        # A lone surrogate becomes its JSON escape.
-        partial.write_bytes(text.encode("utf-8", "backslashreplace"))
-        partial.replace(path)
-    except OSError as error:
-        if partial.exists():
-            partial.unlink()
-        raise OptionError("/save", f"cannot write {path}: {error.strerror}") from error
+    # A lone surrogate becomes its JSON escape.
+    data = text.encode("utf-8", "backslashreplace")
+    write_file("/save", path, lambda file: _write(file, data))
+
+
+def _write(file: BinaryIO, data: bytes) -> None:
+    file.write(data)
 
 
 def load_conversation(path: Path) -> Conversation:

@@ -15,11 +15,16 @@ def read_text(option: str, name: str) -> str:
     if name == "-":
         return sys.stdin.read()
     try:
-        return Path(name).read_text(encoding="utf-8")
+        path = Path(name)
+        if path.exists() and not path.is_file():
+            raise OptionError(option, f"{name} is not a regular file")
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise OptionError(option, f"cannot read {name}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise OptionError(option, f"{name} is not UTF-8 (byte {error.start})") from error
+    except ValueError as error:
+        raise OptionError(option, f"{name!r} is no file name: {error}") from error
 
 
 def read_json(option: str, name: str) -> Any:
@@ -32,11 +37,6 @@ def read_json(option: str, name: str) -> Any:
         raise OptionError(option, f"{name} is not JSON: {error.msg} at {where}") from error
     except RecursionError as error:
         raise OptionError(option, f"{name} is nested too deeply") from error
-
-
-def check_writable(option: str, path: Path) -> None:
-    """Find out before hours of work that `path` cannot be written. Raises OptionError."""
-    if path.is_dir():
-        raise OptionError(option, f"{path} is a directory")
-    if not path.parent.is_dir():
-        raise OptionError(option, f"there is no directory {path.parent}")
+    except ValueError as error:
+        # Python refuses integers of thousands of digits.
+        raise OptionError(option, f"{name} has a number that is too long") from error

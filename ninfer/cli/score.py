@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,9 @@ import numpy as np
 
 from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode
-from ninfer.cli.input_files import check_writable, read_json, read_text
+from ninfer.cli.input_files import read_json, read_text
 from ninfer.cli.loading import LoadedModel, load_with_progress
+from ninfer.cli.output_files import check_writable, write_file
 from ninfer.cli.parser import Invocation
 from ninfer.cli.progress import ProgressLine
 from ninfer.cli.table import table
@@ -135,12 +135,4 @@ def _as_table(figures: dict[str, Any]) -> str:
 
 def _write_logits(path: Path, logits: Float32Array) -> None:
     """float32 [T, V] under `logits`, written whole or not at all."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as file:
-            np.savez(file, logits=logits)
-        partial.replace(path)
-    except OSError as error:
-        if partial.exists():
-            partial.unlink()
-        raise OptionError("--logits", f"cannot write {path}: {error.strerror}") from error
+    write_file("--logits", path, lambda file: np.savez(file, logits=logits))

@@ -58,7 +58,9 @@ class ModelFrontend:
         self._eos_ids = _eos_ids(config, self._model)
         self._tokenizer = _load_tokenizer(config, resources)
         self._renderer = _load_renderer(resources, self._tokenizer)
-        self._prompts = PromptBuilder(config.vocab_size, self._tokenizer, self._renderer)
+        self._prompts = PromptBuilder(
+            config.vocab_size, config.max_position_embeddings, self._tokenizer, self._renderer
+        )
 
     @property
     def vocab_size(self) -> int:

@@ -16,12 +16,21 @@ from ninfer.frontend.tokenizer import THINK_CLOSE, THINK_OPEN, TextTokenizer, re
 
 
 class PromptBuilder:
-    """`tokenizer` and `renderer` are None for a model that came without them."""
+    """`tokenizer` and `renderer` are None for a model that came without them.
+
+    A text that cannot fit `max_positions` tokens whatever they are is refused before it costs the
+    time and memory of rendering and tokenising it.
+    """
 
     def __init__(
-        self, vocab_size: int, tokenizer: TextTokenizer | None, renderer: ChatRenderer | None
+        self,
+        vocab_size: int,
+        max_positions: int,
+        tokenizer: TextTokenizer | None,
+        renderer: ChatRenderer | None,
     ) -> None:
         self._vocab_size = vocab_size
+        self._max_positions = max_positions
         self._tokenizer = tokenizer
         self._renderer = renderer
 
@@ -32,6 +41,8 @@ class PromptBuilder:
     def from_chat(self, chat: ChatPrompt) -> PreparedPrompt:
         """Raises RequestError as Frontend.prepare_chat says."""
         tokenizer = self._need_tokenizer("messages")
+        num_characters = sum(len(message.text) for message in chat.messages)
+        self._check_size(tokenizer, num_characters, "messages")
         rendered = self._render(chat)
         if rendered.guard is None:
             return self._prepare(tokenizer.encode(rendered.text), "messages")
@@ -40,6 +51,7 @@ class PromptBuilder:
     def from_text(self, text: str) -> PreparedPrompt:
         """Special tokens in `text` are parsed. Raises RequestError."""
         tokenizer = self._need_tokenizer("prompt")
+        self._check_size(tokenizer, len(text), "prompt")
         return self._prepare(tokenizer.encode(replace_surrogates(text)), "prompt")
 
     def from_ids(self, token_ids: Sequence[int]) -> PreparedPrompt:
@@ -66,6 +78,20 @@ class PromptBuilder:
                 "tokenizer_unavailable", "this model has no tokenizer; send token ids", param
             )
         return self._tokenizer
+
+    def _check_size(self, tokenizer: TextTokenizer, num_characters: int, param: str) -> None:
+        if num_characters <= self._max_positions:
+            return
+        num_tokens, limit = tokenizer.least_tokens(num_characters), self._max_positions
+        if num_tokens > limit:
+            raise RequestError(
+                "context_length_exceeded",
+                f"This model's maximum context length is {limit} tokens. However, your request has"
+                f" at least {num_tokens} prompt tokens (prompt is too long: {num_tokens} tokens >"
+                f" {limit} maximum). Please reduce the length of the messages."
+                " [context_length_exceeded]",
+                param,
+            )
 
     def _prepare(self, token_ids: Sequence[int], param: str) -> PreparedPrompt:
         if not token_ids:

@@ -99,6 +99,12 @@ class TextTokenizer:
         except UnicodeEncodeError:
             return token.encode()
 
+    def least_tokens(self, num_characters: int) -> int:
+        """No text of so many characters makes fewer tokens. Allows for a normaliser that composes
+        characters: at most four of them become one."""
+        longest = max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=1)
+        return -(-num_characters // (4 * longest))
+
     def _stretches(
         self, encoding: Encoding, num_characters: int
     ) -> Iterator[tuple[list[int], int, int]]:

@@ -21,6 +21,7 @@ from tests.helpers.demo_frontend import (
     END_OF_TEXT,
     IM_END,
     IM_START,
+    RESOURCES,
     THINK,
     THINK_END,
     chat,
@@ -212,8 +213,10 @@ class TestPrompts:
         )
 
     async def test_long_prompt_leaves_the_loop_running(self) -> None:
+        long_context = dataclasses.replace(demo_config(), max_position_embeddings=262_144)
+        frontend = ModelFrontend(long_context, RESOURCES, SamplingOptions())
         prompt = chat(turn("user", "one two <|im_end|> three " * 20_000))
-        task = asyncio.create_task(FRONTEND.prepare_chat(prompt))
+        task = asyncio.create_task(frontend.prepare_chat(prompt))
         num_turns = 0
         while not task.done():
             await asyncio.sleep(0.001)

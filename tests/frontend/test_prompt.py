@@ -15,6 +15,7 @@ from ninfer.frontend.template import ChatTemplate
 from ninfer.frontend.tokenizer import TextTokenizer
 from tests.helpers.chat_templates import QWEN3, QWEN3_5
 from tests.helpers.demo_frontend import (
+    DEMO_MAX_POSITIONS,
     DEMO_VOCAB_SIZE,
     IM_END,
     IM_START,
@@ -34,7 +35,7 @@ FIRST_MARK = 4083
 def builder(template: str | None, tokenizer: TextTokenizer | None = TOKENIZER) -> PromptBuilder:
     texts = tokenizer.control_texts if tokenizer else ()
     renderer = ChatRenderer(ChatTemplate(template), texts) if template else None
-    return PromptBuilder(DEMO_VOCAB_SIZE, tokenizer, renderer)
+    return PromptBuilder(DEMO_VOCAB_SIZE, DEMO_MAX_POSITIONS, tokenizer, renderer)
 
 
 BUILDERS = {
@@ -207,3 +208,18 @@ def test_what_a_model_without_files_cannot_do() -> None:
         with pytest.raises(RequestError) as caught:
             function()
         assert caught.value.code == code
+
+
+def test_text_that_cannot_fit_is_refused_before_it_is_tokenised() -> None:
+    text = "ab " * 1_000_000
+    with pytest.raises(RequestError, match=r"at least \d+ prompt tokens") as caught:
+        BUILDERS["demo"].from_text(text)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+    with pytest.raises(RequestError, match=r"at least \d+ prompt tokens") as caught:
+        BUILDERS["demo"].from_chat(chat(turn("user", text)))
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
+
+
+def test_no_text_has_fewer_tokens_than_the_bound_says() -> None:
+    for text in ("ab " * 500, " " * 5000, "e\u0301" * 900, "\U0001f30d" * 300, "hello " * 40):
+        assert TOKENIZER.least_tokens(len(text)) <= len(TOKENIZER.encode(text))

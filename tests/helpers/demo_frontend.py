@@ -15,6 +15,7 @@ from tests.helpers.model_configs import hybrid_config
 from tests.helpers.model_paths import DEMO_MODEL
 
 DEMO_VOCAB_SIZE: Final = 4096
+DEMO_MAX_POSITIONS: Final = 2048
 IM_START, IM_END, END_OF_TEXT = 4084, 4085, 4083
 THINK, THINK_END = 4094, 4095
 
