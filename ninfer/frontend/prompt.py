@@ -19,7 +19,7 @@ class PromptBuilder:
     """`tokenizer` and `renderer` are None for a model that came without them.
 
     A text that cannot fit `max_positions` tokens whatever they are is refused before it costs the
-    time and memory of rendering and tokenising it.
+    time and memory of tokenising it.
     """
 
     def __init__(
@@ -41,9 +41,9 @@ class PromptBuilder:
     def from_chat(self, chat: ChatPrompt) -> PreparedPrompt:
         """Raises RequestError as Frontend.prepare_chat says."""
         tokenizer = self._need_tokenizer("messages")
-        num_characters = sum(len(message.text) for message in chat.messages)
-        self._check_size(tokenizer, num_characters, "messages")
         rendered = self._render(chat)
+        # Not before: templates drop text (old reasoning, blanks) that need not fit.
+        self._check_size(tokenizer, len(rendered.plain), "messages")
         if rendered.guard is None:
             return self._prepare(tokenizer.encode(rendered.text), "messages")
         return self._prepare(tokenizer.encode_guarded(rendered.text, rendered.guard), "messages")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Final
 
 from tokenizers import Encoding, Tokenizer
@@ -102,8 +103,11 @@ class TextTokenizer:
     def least_tokens(self, num_characters: int) -> int:
         """No text of so many characters makes fewer tokens. Allows for a normaliser that composes
         characters: at most four of them become one."""
-        longest = max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=1)
-        return -(-num_characters // (4 * longest))
+        return -(-num_characters // (4 * self._longest_token))
+
+    @cached_property
+    def _longest_token(self) -> int:
+        return max(map(len, self._tokenizer.get_vocab(with_added_tokens=True)), default=1)
 
     def _stretches(
         self, encoding: Encoding, num_characters: int

@@ -223,3 +223,10 @@ def test_text_that_cannot_fit_is_refused_before_it_is_tokenised() -> None:
 def test_no_text_has_fewer_tokens_than_the_bound_says() -> None:
     for text in ("ab " * 500, " " * 5000, "e\u0301" * 900, "\U0001f30d" * 300, "hello " * 40):
         assert TOKENIZER.least_tokens(len(text)) <= len(TOKENIZER.encode(text))
+
+
+def test_long_text_that_the_template_drops_need_not_fit() -> None:
+    thought = "<think>\n" + "hm " * 300_000 + "\n</think>\n\nyes"
+    old_thought = (turn("user", "a"), turn("assistant", thought), turn("user", "b"))
+    for messages in ((turn("user", " " * 1_000_000),), old_thought):
+        assert BUILDERS["demo"].from_chat(chat(*messages)).num_tokens < 100
