@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+from ninfer.artifact.atomic_file import replacement
 from ninfer.contract.errors import OptionError
 
 
@@ -33,14 +32,8 @@ def write_file(option: str, path: Path, write: Callable[[BinaryIO], None]) -> No
     A link stays and its target is replaced. Raises OptionError and leaves nothing behind.
     """
     _check_kind(option, path)
-    target = path.resolve()
-    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
     try:
-        with partial.open("wb") as file:
+        with replacement(path) as file:
             write(file)
-        if target.exists():
-            shutil.copymode(target, partial)
-        partial.replace(target)
     except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise OptionError(option, f"cannot write {path}: {error.strerror}") from error
+        raise OptionError(option, f"cannot write {path}: {error.strerror or error}") from error

@@ -193,6 +193,8 @@ def _signals(stop: StopRequest) -> Iterator[None]:
     installed: list[signal.Signals] = []
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
+            # Not every platform's loop takes handlers (NotImplementedError), nor any thread but the
+            # main one (RuntimeError, ValueError); the server runs without signals there.
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                 loop.add_signal_handler(number, stop.on_signal, number)
                 installed.append(number)

@@ -66,3 +66,23 @@ def test_names_and_numbers_python_refuses_are_named(tmp_path: Path) -> None:
     path.write_text("[" + "9" * 5000 + "]")
     with pytest.raises(OptionError, match="number that is too long"):
         read_json("--ids", str(path))
+
+
+def test_a_loop_of_links_is_a_typed_error(tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(OptionError, match="cannot write"):
+        put(loop, b"new")
+
+
+def test_an_interrupt_while_writing_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def interrupt(file: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_file("--out", path, interrupt)
+    assert path.read_text() == "old"
+    assert [item.name for item in tmp_path.iterdir()] == ["file"]
