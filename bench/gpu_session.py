@@ -1,6 +1,7 @@
 """One GPU session: every gpu test, then the model benchmarks, each in a process of its own.
 
     python -m bench.gpu_session --out DIR [--minutes 8] [--tests PATH,PATH|none] [--runs N]
+                                [--only MODEL,MODEL]
 
 Kernels are compiled first, for all of it. Writes DIR/gpu_session.json (versions, outcomes of the
 tests, steps, the record of every benchmark) and DIR/gpu_session.log (all output), and prints a
@@ -113,11 +114,13 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--tests", default=",".join(TEST_PATHS), help="none: no tests")
     parser.add_argument("--runs", type=int, default=len(RUNS), help="the first N benchmarks")
+    parser.add_argument("--only", type=chosen_runs, help="benchmarks of these models alone")
     arguments = parser.parse_args()
+    runs = (RUNS if arguments.only is None else arguments.only)[: arguments.runs]
     arguments.out.mkdir(parents=True, exist_ok=True)
     session = Session(arguments.out, arguments.minutes)
     with tempfile.TemporaryDirectory() as folder:
-        tests, records = run_all(session, Path(folder), arguments.tests, RUNS[: arguments.runs])
+        tests, records = run_all(session, Path(folder), arguments.tests, runs)
     import cupy
 
     write_record(
@@ -127,6 +130,15 @@ def main() -> int:
     rows = [_line(record, case) for record in records.values() for case in record["cases"]]
     print("\n".join([HEADING, *rows]))
     return int(session.has_failed)
+
+
+def chosen_runs(names: str) -> tuple[ModelRun, ...]:
+    """The benchmarks of the models `names` lists, in their usual order."""
+    wanted = frozenset(names.split(","))
+    unknown = wanted - {item.synthetic for item in RUNS}
+    if unknown:
+        raise argparse.ArgumentTypeError(f"no benchmark of {', '.join(sorted(unknown))}")
+    return tuple(item for item in RUNS if item.synthetic in wanted)
 
 
 def run_all(
