@@ -28,7 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ninfer.contract.arrays import FloatArray
-from ninfer.ops.checks import fail, require_rank, require_same_dtype, require_shape
+from ninfer.ops.checks import require_same_dtype, require_shape
+from ninfer.ops.gdn_checks import require_delta_inputs
 
 _OP = "gdn_chunked"
 
@@ -46,7 +47,9 @@ def reference(
     state: FloatArray,
 ) -> tuple[FloatArray, FloatArray]:
     """All T tokens; shorter inputs take one smaller chunk."""
-    _check(q, k, v, g, beta, state)
+    state_shape = require_delta_inputs(_OP, q, k, v, g, beta)
+    require_shape(_OP, "state", state, state_shape)
+    require_same_dtype(_OP, k, state)
     num_tokens, num_key_heads, key_dim = k.shape
     num_value_heads, value_dim = v.shape[1:]
     chunk = min(CHUNK_TOKENS, _power_of_two(num_tokens))
@@ -156,25 +159,3 @@ def _substitute(a: FloatArray) -> FloatArray:
                 ..., 0, :
             ]
     return inverse
-
-
-def _check(
-    q: FloatArray,
-    k: FloatArray,
-    v: FloatArray,
-    g: FloatArray,
-    beta: FloatArray,
-    state: FloatArray,
-) -> None:
-    require_rank(_OP, "k", k, 3)
-    require_rank(_OP, "v", v, 3)
-    num_tokens, num_key_heads, key_dim = k.shape
-    _, num_value_heads, value_dim = v.shape
-    if num_value_heads % num_key_heads:
-        fail(_OP, f"{num_value_heads} value heads are no multiple of {num_key_heads} key heads")
-    require_shape(_OP, "q", q, k.shape)
-    require_shape(_OP, "v", v, (num_tokens, num_value_heads, value_dim))
-    require_shape(_OP, "g", g, (num_tokens, num_value_heads))
-    require_shape(_OP, "beta", beta, g.shape)
-    require_shape(_OP, "state", state, (num_value_heads, key_dim, value_dim))
-    require_same_dtype(_OP, q, k, v, g, beta, state)

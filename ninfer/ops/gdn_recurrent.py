@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ninfer.contract.arrays import FloatArray
-from ninfer.ops.checks import fail, require_indices, require_rank, require_same_dtype, require_shape
+from ninfer.ops.checks import require_indices, require_rank, require_same_dtype, require_shape
+from ninfer.ops.gdn_checks import require_delta_inputs
 
 _OP = "gdn_recurrent"
 
@@ -40,7 +41,9 @@ def reference(
     write_slots: NDArray[np.integer[Any]],
 ) -> FloatArray:
     """One token of B sequences."""
-    _check(q, k, v, g, beta, states, read_slots, write_slots)
+    state_shape = require_delta_inputs(_OP, q, k, v, g, beta)
+    _check_states(state_shape, k.shape[0], states, read_slots, write_slots)
+    require_same_dtype(_OP, k, states)
     num_rows, num_key_heads, key_dim = k.shape
     num_value_heads, value_dim = v.shape[1:]
     heads = (num_rows, num_key_heads, num_value_heads // num_key_heads)
@@ -54,29 +57,15 @@ def reference(
     return y.reshape(num_rows, num_value_heads, value_dim)
 
 
-def _check(
-    q: FloatArray,
-    k: FloatArray,
-    v: FloatArray,
-    g: FloatArray,
-    beta: FloatArray,
+def _check_states(
+    state_shape: tuple[int, int, int],
+    num_rows: int,
     states: FloatArray,
     read_slots: NDArray[np.integer[Any]],
     write_slots: NDArray[np.integer[Any]],
 ) -> None:
-    require_rank(_OP, "k", k, 3)
-    require_rank(_OP, "v", v, 3)
-    num_rows, num_key_heads, key_dim = k.shape
-    _, num_value_heads, value_dim = v.shape
-    if num_value_heads % num_key_heads:
-        fail(_OP, f"{num_value_heads} value heads are no multiple of {num_key_heads} key heads")
-    require_shape(_OP, "q", q, k.shape)
-    require_shape(_OP, "v", v, (num_rows, num_value_heads, value_dim))
-    require_shape(_OP, "g", g, (num_rows, num_value_heads))
-    require_shape(_OP, "beta", beta, g.shape)
-    require_shape(_OP, "states", states, (states.shape[0], num_value_heads, key_dim, value_dim))
-    require_shape(_OP, "read_slots", read_slots, (num_rows,))
-    require_shape(_OP, "write_slots", write_slots, (num_rows,))
-    require_indices(_OP, "read_slots", read_slots, states.shape[0])
-    require_indices(_OP, "write_slots", write_slots, states.shape[0])
-    require_same_dtype(_OP, q, k, v, g, beta, states)
+    require_rank(_OP, "states", states, 4)
+    require_shape(_OP, "states", states, (states.shape[0], *state_shape))
+    for name, slots in (("read_slots", read_slots), ("write_slots", write_slots)):
+        require_shape(_OP, name, slots, (num_rows,))
+        require_indices(_OP, name, slots, states.shape[0])

@@ -116,6 +116,7 @@ def test_contract() -> None:
     fails("g has shape", g=case.g[:, :1])
     fails("beta has shape", beta=case.beta[:1])
     fails("states has shape", states=states[:, :, :5])
+    fails("states has shape", states=np.array(0.0))
     fails("read_slots", read_slots=np.array([0, 3]))
     fails("write_slots", write_slots=np.array([0]))
     fails("dtypes", g=f32(case.g))
