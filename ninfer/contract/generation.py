@@ -12,6 +12,7 @@ from enum import Enum
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeAlias
 
+from ninfer.contract.cache import CacheRequest, CacheUse
 from ninfer.contract.errors import NInferError
 from ninfer.contract.prompt import PreparedPrompt
 from ninfer.contract.sampling import GeneratedToken, SamplingParams
@@ -98,6 +99,7 @@ class GenerationRequest:
     suppressed_ids   the ids that would end the request (EOS and stop ids)
     deadline_s    absolute time of the Engine's clock, or None
     queue_timeout_s  longest wait for admission, or None for the Engine's default
+    cache         what the request asks of the context cache
     """
 
     request_id: str
@@ -109,16 +111,24 @@ class GenerationRequest:
     suppressed_ids: tuple[int, ...] = ()
     deadline_s: float | None = None
     queue_timeout_s: float | None = None
+    cache: CacheRequest = field(default_factory=CacheRequest)
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one request. `completion_tokens` includes the withheld stop token."""
+    """Token counts of one request. `completion_tokens` includes the withheld stop token.
+
+    cache   where the cached prompt tokens came from and why there are not more; None before admission
+    """
 
     prompt_tokens: int
     completion_tokens: int = 0
-    cached_tokens: int = 0
     reasoning_tokens: int = 0
+    cache: CacheUse | None = None
+
+    @property
+    def cached_tokens(self) -> int:
+        return 0 if self.cache is None else self.cache.num_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,21 @@
-"""The Program as the Engine sees it: sequences, reservations, units and their one settlement.
+"""The Program as the Engine sees it: sequences, reservations, units, checkpoints and transfers.
 
-open_sequence -> (reserve_units -> launch_* -> complete -> commit | abort)* -> close_sequence
+    open_sequence -> (reserve_units -> launch_* -> complete -> commit | abort)* -> close_sequence
+    pause -> PausedSequence -> resume
+    capture -> CheckpointId -> open_sequence(source) | transfers between tiers -> release
+
+The rules behind it stand in docs/context-cache.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
 from ninfer.contract.arrays import Float32Array
+from ninfer.contract.cache import CheckpointId
 from ninfer.contract.prompt import PreparedPrompt
 from ninfer.contract.sampling import SamplingParams
 from ninfer.contract.units import Capacity, RowOutput
@@ -33,6 +38,83 @@ class SequenceHandle:
 
     lane: int
     generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a sequence starts from.
+
+    num_tokens   the checkpoint's frontier; for models of attention alone any number up to it
+    consumes     the checkpoint is released in the same call (move)
+    """
+
+    checkpoint: CheckpointId
+    num_tokens: int
+    consumes: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PausedSequence:
+    """A request without a lane.
+
+    accepted     tokens chosen so far, in order
+    frontier     tokens that were committed when it was paused
+    checkpoint   its Snapshot, or None: everything is to be fed again (Replay)
+    """
+
+    spec: SequenceSpec
+    accepted: tuple[int, ...]
+    frontier: int
+    checkpoint: CheckpointId | None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFacts:
+    """`is_leased`: a transfer names it, so it can be neither released nor dropped from a tier."""
+
+    frontier: int
+    is_on_device: bool
+    is_on_host: bool
+    is_on_disk: bool
+    is_leased: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """Counts of physical things. Host blocks and disk bytes include shares of StateImages."""
+
+    pages: int = 0
+    slots: int = 0
+    host_blocks: int = 0
+    disk_bytes: int = 0
+
+
+class TransferKind(Enum):
+    DEMOTE = "demote"
+    """device -> host; the device keeps its copy until `drop_device`"""
+    RESTORE = "restore"
+    """host -> device; the host keeps its copy until `drop_host`"""
+    STORE = "store"
+    """host or device -> disk"""
+    FETCH = "fetch"
+    """disk -> host"""
+
+
+class Transfer(Protocol):
+    """The one open transfer. `Program.settle_transfer` ends it."""
+
+    @property
+    def kind(self) -> TransferKind: ...
+
+    @property
+    def checkpoint(self) -> CheckpointId: ...
+
+    @property
+    def is_done(self) -> bool:
+        """The copies have ended, well or not."""
+
+    def add_done_callback(self, callback: Callable[[], None]) -> None:
+        """Called on the loop once the copies have ended; at the next turn when they have."""
 
 
 class UnitKind(Enum):
@@ -63,6 +145,10 @@ class Occupancy:
     pages_total: int
     slots_used: int
     slots_total: int
+    host_blocks_used: int = 0
+    host_blocks_total: int = 0
+    disk_bytes_used: int = 0
+    num_checkpoints: int = 0
 
 
 class Program(Protocol):
@@ -75,8 +161,13 @@ class Program(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
-    def open_sequence(self, spec: SequenceSpec) -> SequenceHandle:
-        """Bind a free lane; InvariantError when there is none."""
+    def open_sequence(self, spec: SequenceSpec, source: Source | None = None) -> SequenceHandle:
+        """Bind a free lane, at the frontier of `source` or at 0.
+
+        InvariantError without a free lane, and for a source that is not on the device, is longer
+        than the prompt less one token, or is leased and to be consumed. Needs no memory; the first
+        `reserve_units` reserves the copy of a shared partial page as well.
+        """
 
     def close_sequence(self, handle: SequenceHandle) -> None:
         """Return lane, pages and slots. InvariantError while a unit of it is pending."""
@@ -98,7 +189,10 @@ class Program(Protocol):
         """Start the next `num_tokens` prompt inputs; the last prompt input also samples."""
 
     def launch_decode(self, handles: Sequence[SequenceHandle]) -> PendingBatch:
-        """Start one step for rows whose prompt is done, each with its newest accepted token."""
+        """Start one step for rows whose prompt is done, each with its next accepted token.
+
+        A row that is being replayed produces nothing (its output has no token); like an inner
+        prefill chunk it is committed with a count of 0."""
 
     async def complete(self, batch: PendingBatch) -> None:
         """Wait until the unit has run and fill `outputs`. Raises DeviceError."""
@@ -117,6 +211,59 @@ class Program(Protocol):
     async def score(self, handle: SequenceHandle, num_tokens: int) -> Float32Array:
         """Run and commit the next prompt inputs (at most a prefill chunk) of a scoring sequence
         and return their logits [num_tokens, V]. Pages must be reserved."""
+
+    def num_replay_left(self, handle: SequenceHandle) -> int:
+        """Inputs behind the frontier that were fed before: all but the newest accepted token, or,
+        when nothing was accepted, 0. While it is above 0 units of this row produce nothing."""
+
+    def pause(self, handle: SequenceHandle, *, keeps_state: bool) -> PausedSequence:
+        """End residence between units. With `keeps_state` the committed pages and StateImage become
+        a checkpoint (a Snapshot, owned by the caller), without they are given back. InvariantError
+        while a unit of it is pending and when it has ended."""
+
+    def resume(self, paused: PausedSequence, source: Source | None = None) -> SequenceHandle:
+        """Bind a lane again, from `source` (its Snapshot or any checkpoint of its history, up to
+        its old frontier) or from 0. Same errors as open_sequence."""
+
+    def capture(self, handle: SequenceHandle) -> CheckpointId | None:
+        """Freeze the committed frontier. None, with nothing changed, at frontier 0 and when no
+        StateImage slot is free for the row's next unit. InvariantError while a unit is pending."""
+
+    def checkpoint(self, checkpoint: CheckpointId) -> CheckpointFacts:
+        """InvariantError for one that was released."""
+
+    def release(self, checkpoint: CheckpointId) -> None:
+        """Forget it in memory and on disk. InvariantError while it is leased."""
+
+    def drop_device(self, checkpoint: CheckpointId) -> None:
+        """Forget the device copy. InvariantError when it is leased or is nowhere else."""
+
+    def drop_host(self, checkpoint: CheckpointId) -> None:
+        """Forget the host copy. InvariantError when it is leased or is nowhere else."""
+
+    def reclaimable(self, checkpoints: Collection[CheckpointId]) -> Amounts:
+        """What would be free if all of these were released together, now."""
+
+    def free(self) -> Amounts:
+        """Free pages, slots and host blocks; disk bytes below the bound."""
+
+    def missing(self, handle: SequenceHandle, num_tokens: int) -> Amounts:
+        """What `reserve_units` with the same arguments lacks now; all 0 when it would succeed."""
+
+    def begin_transfer(
+        self, kind: TransferKind, checkpoint: CheckpointId, note: Mapping[str, object] | None = None
+    ) -> Transfer | None:
+        """Reserve the destination, lease the checkpoint and start the copies. None when the
+        destination has no room. `note` is kept with a checkpoint on disk (JSON). InvariantError
+        when another transfer is open or the checkpoint is not where the kind starts."""
+
+    def settle_transfer(self, transfer: Transfer) -> bool:
+        """Publish the copy and end the lease. False when the copies failed verification or input
+        and output did: nothing is published, and what was damaged is forgotten in that tier.
+        InvariantError while the copies run. Raises DeviceError."""
+
+    def disk_notes(self) -> Mapping[CheckpointId, Mapping[str, object]]:
+        """The usable checkpoints that were found on disk at start, with their notes."""
 
     def occupancy(self) -> Occupancy: ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ninfer.contract.arrays import IntArray
+from ninfer.contract.cache import CheckpointKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,18 @@ class MediaSpan:
     """(time, height, width) in patches."""
 
 
+@dataclass(frozen=True, slots=True)
+class PromptFrontier:
+    """A place in a prompt, in tokens from its start, where a checkpoint would be of use.
+
+    is_explicit   the client marked it
+    """
+
+    num_tokens: int
+    kind: CheckpointKind
+    is_explicit: bool = False
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedPrompt:
     """Token ids and all that decides their meaning.
@@ -28,6 +41,7 @@ class PreparedPrompt:
     rope_delta   rotary position minus cache ordinal for every token after the prompt
     media        spans in ascending order
     opens_in_reasoning   the prompt ends inside an open thought: output starts as reasoning
+    frontiers    places for checkpoints, ascending, each in 1..n-1
     """
 
     token_ids: IntArray
@@ -35,6 +49,7 @@ class PreparedPrompt:
     rope_delta: int = 0
     media: tuple[MediaSpan, ...] = ()
     opens_in_reasoning: bool = False
+    frontiers: tuple[PromptFrontier, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from ninfer.contract.arrays import Float32Array, IntArray
+from ninfer.contract.arrays import ByteArray, Float32Array, IntArray
 from ninfer.contract.sampling import DrawPurpose, GeneratedToken, SamplingParams
 
 PAGE_TOKENS: Final = 64
@@ -50,6 +50,7 @@ class UnitRow:
     read_slot    StateImage before the inputs (ROOT_SLOT at start 0)
     write_slot   StateImage after the inputs; differs from read_slot
     sample       how to choose the token after the last input, or None: no logits are needed
+    copies       (source, target) pages copied whole before anything is read: a shared partial page
     """
 
     token_ids: IntArray
@@ -59,6 +60,7 @@ class UnitRow:
     write_slot: int
     positions: IntArray | None = None
     sample: SampleRow | None = None
+    copies: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,9 @@ class Capacity:
     max_concurrency   lanes
     max_context       most tokens of one sequence
     num_pages         KV pages
-    num_slots         StateImage slots, ROOT_SLOT included
+    num_slots         StateImage slots, ROOT_SLOT included: two a lane, the rest for checkpoints
     prefill_chunk     most tokens of a prefill unit
+    num_host_blocks   blocks of page_bytes of host memory for the host tier
     """
 
     max_concurrency: int
@@ -85,6 +88,7 @@ class Capacity:
     num_pages: int
     num_slots: int
     prefill_chunk: int
+    num_host_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +108,22 @@ class MemoryPlan:
         return self.weights_bytes + self.kv_bytes + self.state_bytes + self.workspace_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Whole pages and at most one StateImage between the device and host blocks.
+
+    pages   (page id, block) pairs
+    slot    StateImage slot, or None
+    state_blocks   the blocks of the StateImage, in order: ceil(slot_bytes / page_bytes) of them
+    """
+
+    pages: tuple[tuple[int, int], ...]
+    slot: int | None = None
+    state_blocks: tuple[int, ...] = ()
+
+
 class Executor(Protocol):
-    """Runs units one at a time over memory it allocated at start."""
+    """Runs units one at a time over memory it allocated at start, and moves memory beside them."""
 
     @property
     def name(self) -> str:
@@ -119,6 +137,26 @@ class Executor(Protocol):
 
     async def score(self, row: UnitRow) -> Float32Array:
         """Like prefill, but returns the logits of every input: [T, V] float32."""
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page in all layers: the size of a host block."""
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a StateImage; 0 for a model without GDN layers."""
+
+    @property
+    def host_blocks(self) -> ByteArray:
+        """[num_host_blocks, page_bytes] uint8, page-locked where that matters. A block is read and
+        written by others only while no save or load names it."""
+
+    async def save(self, move: Move) -> None:
+        """Device to host. May run beside units and reads only what no unit writes (bytes behind a
+        checkpoint's frontier may be torn). Raises DeviceError."""
+
+    async def load(self, move: Move) -> None:
+        """Host to device, to pages and a slot that no unit uses. May run beside units."""
 
     def close(self) -> None:
         """Release everything; idempotent. No call may be in flight."""

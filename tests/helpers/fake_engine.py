@@ -280,17 +280,17 @@ def say(
             thought = count
             yield Progress(
                 (delta_of(piece, request, "reasoning"),),
-                Usage(request.prompt.num_tokens, count, 0, thought),
+                Usage(request.prompt.num_tokens, count, thought),
             )
         for piece in pieces[:-1]:
             await asyncio.sleep(0)
             count += len(piece.encode())
             yield Progress(
-                (delta_of(piece, request),), Usage(request.prompt.num_tokens, count, 0, thought)
+                (delta_of(piece, request),), Usage(request.prompt.num_tokens, count, thought)
             )
         last = tuple(delta_of(piece, request) for piece in pieces[-1:])
         count += sum(len(delta.tokens) for delta in last) + 1
-        yield Finished(finish, last, Usage(request.prompt.num_tokens, count, 0, thought), TIMINGS)
+        yield Finished(finish, last, Usage(request.prompt.num_tokens, count, thought), TIMINGS)
 
     return script
 
