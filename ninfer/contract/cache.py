@@ -1,4 +1,4 @@
-"""The context cache's vocabulary: what may be reused, why it exists, where it lies, why it was missed."""
+"""The context cache's vocabulary: what is kept and why, where it lies, and why it was missed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ CheckpointId = NewType("CheckpointId", int)
 """Names a checkpoint of one Program; never used twice."""
 
 CHUNK_GRANULE: Final = 128
-"""Prefill chunks are cut at multiples of this many tokens from the prompt's start without changing a bit on
-the CPU executor."""
+"""Prefill chunks may be cut at multiples of this many tokens from the prompt's start without
+changing a bit on the CPU executor."""
 
 
 class CheckpointKind(Enum):
@@ -77,7 +77,7 @@ class CacheUse:
     num_tokens         prompt tokens that were not computed again
     kind, tier         of the checkpoint they came from, None without one
     miss               why not more was reused; None when all that is reusable was
-    first_difference   prompt position of the first token that differs from the best candidate, or None
+    first_difference   position of the first token that differs from the best candidate, or None
     """
 
     num_tokens: int = 0

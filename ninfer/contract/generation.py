@@ -118,7 +118,7 @@ class GenerationRequest:
 class Usage:
     """Token counts of one request. `completion_tokens` includes the withheld stop token.
 
-    cache   where the cached prompt tokens came from and why there are not more; None before admission
+    cache   where cached prompt tokens came from, why there are not more; None before admission
     """
 
     prompt_tokens: int
