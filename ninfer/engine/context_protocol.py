@@ -1,10 +1,11 @@
 """ContextPolicy: what the worker asks of the context cache, and when.
 
     arrive -> choose -> (reached)* -> finished | left         per request
-    relieve, next_transfer, transferred                       per pressure and per idle transfer slot
+    relieve, next_transfer, transferred                       under pressure; when transfers idle
 
-All calls come from the worker, on the loop, between units; none of them waits. The policy owns the
-checkpoints it captured, and nobody else releases them. Snapshots of paused requests are the worker's.
+All calls come from the worker, on the loop, between units; none of them waits. The policy owns
+the checkpoints it captured, and nobody else releases them. Snapshots of paused requests are the
+worker's.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class SourceChoice:
     """Where a request starts.
 
     source    a checkpoint on the device, or None: the empty state (unless `move` comes first)
-    move      the checkpoint must come up a tier before it can be a source: begin this transfer, call
-              `transferred`, then `choose` again
+    move      the checkpoint must come up a tier before it can be a source: begin this transfer,
+              call `transferred`, then `choose` again
     use       what the request's usage says once it starts from here
     """
 
@@ -70,7 +71,7 @@ class ContextPolicy(Protocol):
 
     def relieve(self, need: Amounts) -> bool:
         """Free device memory of optional checkpoints towards `need` (pages, slots). False when
-        nothing more can be freed. Anything freed is better than nothing: call until it is enough."""
+        nothing more can be freed; else call again until it is enough."""
 
     def next_transfer(self, *, is_idle: bool) -> TransferPlan | None:
         """Background work for the free transfer slot; `is_idle`: no request is in the engine."""
