@@ -70,7 +70,10 @@ class PausedSequence:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFacts:
-    """`is_leased`: a transfer names it, so it can be neither released nor dropped from a tier."""
+    """`is_leased`: a transfer names it, so it can be neither released nor dropped from a tier.
+
+    One whose only copy was lost (a damaged or evicted file) is in no tier and can only be released.
+    """
 
     frontier: int
     is_on_device: bool
@@ -181,8 +184,8 @@ class Program(Protocol):
     def reserve_units(self, handle: SequenceHandle, num_tokens: int) -> bool:
         """Map pages and a new StateImage slot for the next `num_tokens` inputs, all or nothing.
 
-        False when pages are short; nothing has changed then. Idempotent for a reservation that
-        already covers them.
+        False when pages or slots are short; nothing has changed then. Idempotent for a reservation
+        that already covers them.
         """
 
     def launch_prefill(self, handle: SequenceHandle, num_tokens: int) -> PendingBatch:
@@ -227,7 +230,8 @@ class Program(Protocol):
 
     def capture(self, handle: SequenceHandle) -> CheckpointId | None:
         """Freeze the committed frontier. None, with nothing changed, at frontier 0 and when no
-        StateImage slot is free for the row's next unit. InvariantError while a unit is pending."""
+        StateImage slot is free for the row's next unit. InvariantError while a unit is pending.
+        A sequence that is not to go on needs no slot: `pause` makes its checkpoint."""
 
     def checkpoint(self, checkpoint: CheckpointId) -> CheckpointFacts:
         """InvariantError for one that was released."""
@@ -254,8 +258,10 @@ class Program(Protocol):
         self, kind: TransferKind, checkpoint: CheckpointId, note: Mapping[str, object] | None = None
     ) -> Transfer | None:
         """Reserve the destination, lease the checkpoint and start the copies. None when the
-        destination has no room. `note` is kept with a checkpoint on disk (JSON). InvariantError
-        when another transfer is open or the checkpoint is not where the kind starts."""
+        destination has no room, for STORE from the device also when too few host blocks are free
+        to pass through. `note` is kept with a checkpoint on disk (JSON). InvariantError when
+        another transfer is open, or the checkpoint is not where the kind starts or is already
+        where it ends. STORE may put out files that were used least recently."""
 
     def settle_transfer(self, transfer: Transfer) -> bool:
         """Publish the copy and end the lease. False when the copies failed verification or input

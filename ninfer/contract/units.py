@@ -49,6 +49,7 @@ class UnitRow:
     page_table   [p] int32 page ids, p * PAGE_TOKENS >= start + T
     read_slot    StateImage before the inputs (ROOT_SLOT at start 0)
     write_slot   StateImage after the inputs; differs from read_slot
+                 (models without GDN layers have no StateImages: both are ROOT_SLOT)
     sample       how to choose the token after the last input, or None: no logits are needed
     copies       (source, target) pages copied whole before anything is read: a shared partial page
     """
@@ -93,7 +94,10 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes behind a Capacity, for `info` and the log."""
+    """Bytes behind a Capacity, for `info` and the log.
+
+    host_bytes   the host tier; on the host in any case, so neither in the budget nor in the total
+    """
 
     capacity: Capacity
     weights_bytes: int
@@ -101,6 +105,7 @@ class MemoryPlan:
     state_bytes: int
     workspace_bytes: int
     budget_bytes: int
+    host_bytes: int = 0
     detail: Mapping[str, int] = field(default_factory=dict)
 
     @property
