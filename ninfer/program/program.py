@@ -1,4 +1,4 @@
-"""ModelProgram: lanes, pages and StateImages of every open sequence, and one unit at a time.
+"""ModelProgram: the sequences, checkpoints and transfers of one model, and one unit at a time.
 
     open_sequence -> (reserve_units -> launch_* -> complete -> commit | abort)* -> close_sequence
 
@@ -8,64 +8,78 @@ nothing to undo: what the unit wrote is readable by nobody, and the next launch 
 
 While a unit is pending, the mappings of its rows are frozen: they can be neither reserved for nor
 closed. A unit can be settled only after it has run, so no memory is given back under it.
+
+Memory of sequences is `residents.py`, of checkpoints `checkpoints.py`, moves `transfers.py`; this
+module owns the unit and ties them together.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from collections.abc import Collection, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 from ninfer.contract.arrays import Float32Array
-from ninfer.contract.errors import DeviceError, InvariantError
+from ninfer.contract.cache import CheckpointId
+from ninfer.contract.errors import InvariantError
 from ninfer.contract.model import ModelConfig
 from ninfer.contract.program import (
+    Amounts,
+    CheckpointFacts,
     Occupancy,
+    PausedSequence,
     PendingBatch,
     SequenceHandle,
     SequenceSpec,
+    Source,
+    Transfer,
+    TransferKind,
     UnitKind,
 )
-from ninfer.contract.units import (
-    PAGE_TOKENS,
-    ROOT_SLOT,
-    Capacity,
-    Executor,
-    RowOutput,
-    UnitRow,
-)
+from ninfer.contract.units import PAGE_TOKENS, Capacity, Executor, RowOutput, UnitRow
+from ninfer.program.checkpoints import CheckpointStore
+from ninfer.program.residents import Residents, pages_of
 from ninfer.program.sequence_record import SequenceRecord
-from ninfer.program.stores.lane_store import LaneStore
+from ninfer.program.stores.disk_store import DiskStore
+from ninfer.program.stores.host_store import HostStore
 from ninfer.program.stores.page_store import PageStore
 from ninfer.program.stores.state_store import StateStore
+from ninfer.program.transfers import CopyTransfer, Transfers
+from ninfer.program.unit import Unit, check_accepted, check_outputs, mark_retrieved, result_of
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Unit(Generic[T]):
-    """The launched unit. `batch` is None for a scoring unit, which settles itself."""
-
-    sequences: tuple[SequenceRecord, ...]
-    rows: tuple[UnitRow, ...]
-    task: asyncio.Task[T]
-    batch: PendingBatch | None = None
-
-
 class ModelProgram:
-    """Implements the contract's Program over any Executor. Used by one task alone."""
+    """Implements the contract's Program over any Executor. Used by one task alone.
 
-    def __init__(self, config: ModelConfig, executor: Executor, capacity: Capacity) -> None:
-        _check_capacity(capacity)
+    Owns the executor and the disk store: `close` closes them.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        executor: Executor,
+        capacity: Capacity,
+        disk: DiskStore | None = None,
+    ) -> None:
+        _check_capacity(capacity, executor)
         self._capacity = capacity
         self._vocab_size = config.vocab_size
         self._executor = executor
-        self._lanes = LaneStore(capacity.max_concurrency)
+        self._disk = disk
+        self._has_states = executor.slot_bytes > 0
         self._pages = PageStore(capacity.num_pages)
         self._states = StateStore(capacity.num_slots)
-        self._sequences: dict[int, SequenceRecord] = {}
-        self._unit: _Unit[Any] | None = None
+        self._host = HostStore(capacity.num_host_blocks, self._pages)
+        self._residents = Residents(
+            capacity, self._pages, self._states, has_states=self._has_states
+        )
+        self._checkpoints = CheckpointStore(self._pages, self._states, self._host, disk)
+        self._transfers = Transfers(
+            executor, self._checkpoints, self._pages, self._states, self._host, disk
+        )
+        self._unit: Unit[Any] | None = None
         self._is_closed = False
 
     @property
@@ -76,53 +90,40 @@ class ModelProgram:
     def vocab_size(self) -> int:
         return self._vocab_size
 
-    def open_sequence(self, spec: SequenceSpec) -> SequenceHandle:
-        """Bind a free lane. InvariantError without one, and for a prompt that is empty or longer
-        than max_context."""
-        self._check_open()
-        num_tokens = spec.prompt.num_tokens
-        if not 1 <= num_tokens <= self._capacity.max_context:
-            raise InvariantError(
-                f"{spec.request_id}: a prompt of {num_tokens} tokens in a context of"
-                f" {self._capacity.max_context}"
-            )
-        handle = self._lanes.acquire()
-        if handle is None:
-            raise InvariantError(f"{spec.request_id}: no lane is free")
-        self._pages.open(handle.lane)
-        max_pages = self.pages_needed(self._capacity.max_context)
-        self._sequences[handle.lane] = SequenceRecord(handle, spec, max_pages)
-        return handle
+    def open_sequence(self, spec: SequenceSpec, source: Source | None = None) -> SequenceHandle:
+        """Bind a free lane, at the frontier of `source` or at 0.
+
+        InvariantError without a free lane, for a prompt that is empty or longer than max_context,
+        and for a source that cannot be one (see the contract).
+        """
+        sequence = self._open(spec, source, spec.prompt.num_tokens - 1)
+        return sequence.handle
 
     def close_sequence(self, handle: SequenceHandle) -> None:
         """Return lane, pages and slots. InvariantError while a unit of it is pending."""
-        self._release_sequence(self._idle_sequence(handle))
+        self._residents.release(self._residents.idle(handle))
 
     def frontier(self, handle: SequenceHandle) -> int:
         """Tokens whose State and KV are committed."""
-        return self._sequence(handle).frontier
+        return self._residents.get(handle).frontier
 
     def pages_needed(self, num_tokens: int) -> int:
         """Pages a sequence of so many tokens occupies."""
-        return -(-num_tokens // PAGE_TOKENS)
+        return pages_of(num_tokens)
 
     def reserve_units(self, handle: SequenceHandle, num_tokens: int) -> bool:
-        """Reserve pages and a new StateImage slot for the next `num_tokens` inputs, all or nothing.
+        """Reserve what the next `num_tokens` inputs need, all or nothing: pages, a StateImage slot
+        and the copy of a shared last page.
 
-        False when either is short. InvariantError beyond max_context.
+        False when pages or slots are short. InvariantError beyond max_context.
         """
-        sequence = self._extensible_sequence(handle, num_tokens)
-        if sequence.provisional_slot is None and self._states.num_free == 0:
-            return False
-        lane, num_pages = handle.lane, self.pages_needed(sequence.frontier + num_tokens)
-        num_before = self._pages.extents(lane).reserved
-        added = self._pages.reserve(lane, num_pages)
-        if added is None:
-            return False
-        sequence.page_table[num_before : num_before + len(added)] = added
-        if sequence.provisional_slot is None:
-            sequence.provisional_slot = self._states.acquire(lane)
-        return True
+        sequence = self._residents.extensible(handle, num_tokens)
+        return self._residents.reserve(sequence, num_tokens)
+
+    def missing(self, handle: SequenceHandle, num_tokens: int) -> Amounts:
+        """What `reserve_units` with the same arguments lacks now."""
+        sequence = self._residents.extensible(handle, num_tokens)
+        return self._residents.missing(sequence, num_tokens)
 
     def launch_prefill(self, handle: SequenceHandle, num_tokens: int) -> PendingBatch:
         """Start the next `num_tokens` prompt inputs; the last prompt input also samples.
@@ -130,18 +131,16 @@ class ModelProgram:
         Needs a running event loop, a reservation that covers the inputs and no other pending unit.
         """
         sequence = self._launchable_prompt(handle, num_tokens)
-        num_pages = self.pages_needed(sequence.frontier + num_tokens)
+        num_pages = pages_of(sequence.frontier + num_tokens)
         row = sequence.prompt_row(num_tokens, num_pages, samples=True)
         return self._launch(UnitKind.PREFILL, (sequence,), (row,))
 
     def launch_decode(self, handles: Sequence[SequenceHandle]) -> PendingBatch:
-        """Start one step for rows whose prompt is done, each with its newest accepted token."""
+        """Start one step for rows whose prompt is done, each with its next accepted token."""
         if not handles or len(set(handles)) != len(handles):
             raise InvariantError(f"a decode batch of {len(handles)} rows, some of them twice")
         sequences = tuple(self._launchable_decode(handle) for handle in handles)
-        rows = tuple(
-            sequence.decode_row(self.pages_needed(sequence.frontier + 1)) for sequence in sequences
-        )
+        rows = tuple(sequence.decode_row(pages_of(sequence.frontier + 1)) for sequence in sequences)
         return self._launch(UnitKind.DECODE, sequences, rows)
 
     async def complete(self, batch: PendingBatch) -> None:
@@ -153,8 +152,8 @@ class ModelProgram:
         """
         unit = self._unit_of(batch)
         if batch.outputs is None:
-            outputs: tuple[RowOutput, ...] = await _result_of(unit.task)
-            self._check_outputs(unit, outputs)
+            outputs: tuple[RowOutput, ...] = await result_of(unit.task)
+            check_outputs(unit.rows, outputs, self._vocab_size)
             batch.outputs = outputs
 
     def commit(self, batch: PendingBatch, accepted: Sequence[int]) -> None:
@@ -164,14 +163,14 @@ class ModelProgram:
         outputs = batch.outputs
         if outputs is None:
             raise InvariantError("a unit is committed before it was completed")
-        _check_accepted(outputs, accepted)
+        check_accepted(outputs, accepted)
         for sequence, row, output, count in zip(
             unit.sequences, unit.rows, outputs, accepted, strict=True
         ):
             if not output.is_finite or (row.sample is not None and count == 0):
                 sequence.has_ended = True
                 continue
-            self._advance(sequence, row)
+            self._residents.advance(sequence, row)
             if output.token is not None:
                 sequence.accept(output.token.token_id)
         self._settle(unit)
@@ -182,7 +181,7 @@ class ModelProgram:
         unit = self._unit_of(batch)
         if not unit.task.done():
             raise InvariantError("a unit is aborted while it runs")
-        _mark_retrieved(unit.task)
+        mark_retrieved(unit.task)
         self._settle(unit)
 
     async def score(self, handle: SequenceHandle, num_tokens: int) -> Float32Array:
@@ -191,93 +190,185 @@ class ModelProgram:
         Needs what launch_prefill needs. On any error or cancellation nothing is committed.
         """
         sequence = self._launchable_prompt(handle, num_tokens)
-        num_pages = self.pages_needed(sequence.frontier + num_tokens)
+        num_pages = pages_of(sequence.frontier + num_tokens)
         row = sequence.prompt_row(num_tokens, num_pages, samples=False)
         unit = self._start(self._executor.score(row), (sequence,), (row,))
         try:
-            logits = await _result_of(unit.task)
+            logits = await result_of(unit.task)
             if logits.shape != (num_tokens, self._vocab_size):
                 raise InvariantError(
                     f"the executor's logits are {logits.shape},"
                     f" not {(num_tokens, self._vocab_size)}"
                 )
-            self._advance(sequence, row)
+            self._residents.advance(sequence, row)
             return logits
         finally:
             self._settle(unit)
 
+    def num_replay_left(self, handle: SequenceHandle) -> int:
+        """Inputs behind the frontier that were fed before a pause; their units draw nothing."""
+        return self._residents.get(handle).num_replay_left
+
+    def pause(self, handle: SequenceHandle, *, keeps_state: bool) -> PausedSequence:
+        """End residence between units, with a Snapshot or without. At frontier 0 there is nothing
+        to keep. InvariantError while a unit of it is pending and when it has ended."""
+        sequence = self._residents.idle(handle)
+        if sequence.has_ended:
+            raise InvariantError(f"{sequence.spec.request_id}: has ended; it can only be closed")
+        snapshot = None
+        if keeps_state and sequence.frontier > 0:
+            snapshot = self._freeze(sequence)
+        self._residents.release(sequence)
+        return PausedSequence(sequence.spec, tuple(sequence.accepted), sequence.frontier, snapshot)
+
+    def resume(self, paused: PausedSequence, source: Source | None = None) -> SequenceHandle:
+        """Bind a lane again, from `source` (up to the old frontier) or from 0. The Snapshot stays
+        the caller's unless the source consumes it."""
+        sequence = self._open(paused.spec, source, paused.frontier)
+        for token_id in paused.accepted:
+            sequence.accept(token_id)
+        return sequence.handle
+
+    def capture(self, handle: SequenceHandle) -> CheckpointId | None:
+        """Freeze the committed frontier. None at frontier 0 and when no slot would be left for the
+        row's next unit. InvariantError while a unit is pending."""
+        sequence = self._residents.idle(handle)
+        takes_slot = (
+            self._has_states and sequence.provisional_slot is None and not sequence.has_ended
+        )
+        if sequence.frontier == 0 or (takes_slot and self._states.num_free == 0):
+            return None
+        return self._freeze(sequence)
+
+    def checkpoint(self, checkpoint: CheckpointId) -> CheckpointFacts:
+        """InvariantError for one that was released."""
+        return self._checkpoints.facts(checkpoint)
+
+    def release(self, checkpoint: CheckpointId) -> None:
+        """Forget it in memory and on disk. InvariantError while it is leased."""
+        self._checkpoints.release(checkpoint)
+
+    def drop_device(self, checkpoint: CheckpointId) -> None:
+        """Forget the device copy. InvariantError when it is leased or is nowhere else."""
+        self._checkpoints.drop_device(checkpoint)
+
+    def drop_host(self, checkpoint: CheckpointId) -> None:
+        """Forget the host copy. InvariantError when it is leased or is nowhere else."""
+        self._checkpoints.drop_host(checkpoint)
+
+    def reclaimable(self, checkpoints: Collection[CheckpointId]) -> Amounts:
+        """What would be free if all of these were released together, now."""
+        return self._checkpoints.reclaimable(checkpoints)
+
+    def free(self) -> Amounts:
+        """Free pages, slots and host blocks; disk bytes below the bound."""
+        disk = self._disk
+        return Amounts(
+            pages=self._pages.num_free,
+            slots=self._states.num_free,
+            host_blocks=self._host.num_free,
+            disk_bytes=0 if disk is None else max(0, disk.max_bytes - disk.used_bytes),
+        )
+
+    def begin_transfer(
+        self, kind: TransferKind, checkpoint: CheckpointId, note: Mapping[str, object] | None = None
+    ) -> Transfer | None:
+        """Reserve the destination, lease the checkpoint and start the copies; see the contract.
+        Needs a running event loop."""
+        self._check_open()
+        return self._transfers.begin(kind, checkpoint, note)
+
+    def settle_transfer(self, transfer: Transfer) -> bool:
+        """Publish the copy and end the lease; see the contract."""
+        if not isinstance(transfer, CopyTransfer):
+            raise InvariantError("the transfer is not one of this program")
+        return self._transfers.settle(transfer)
+
+    def disk_notes(self) -> Mapping[CheckpointId, Mapping[str, object]]:
+        """The usable checkpoints that were found on disk at start, with their notes."""
+        return self._checkpoints.disk_notes
+
     def occupancy(self) -> Occupancy:
         """Reserved pages and slots count as used; ROOT_SLOT is in no count."""
         return Occupancy(
-            lanes_used=self._lanes.num_used,
+            lanes_used=self._residents.num_lanes_used,
             pages_used=self._pages.num_used,
             pages_total=self._pages.num_pages,
             slots_used=self._states.num_used,
             slots_total=self._states.num_slots,
+            host_blocks_used=self._host.num_used,
+            host_blocks_total=self._host.num_blocks,
+            disk_bytes_used=0 if self._disk is None else self._disk.used_bytes,
+            num_checkpoints=len(self._checkpoints),
         )
 
     def check(self) -> None:
         """Verify all internal counts; InvariantError says which one is off."""
-        self._lanes.check()
+        residents, checkpoints, transfers = self._residents, self._checkpoints, self._transfers
+        residents.check()
+        checkpoints.check()
+        transfers.check()
         self._pages.check()
-        self._states.check()
-        if self._lanes.bound != self._sequences.keys():
-            raise InvariantError("bound lanes and open sequences differ")
-        for sequence in self._sequences.values():
-            self._check_sequence(sequence)
-        used = sum(len(_slots_of(sequence)) for sequence in self._sequences.values())
-        if used != self._states.num_used:
-            raise InvariantError(f"{self._states.num_used} slots are owned, sequences have {used}")
-        pending = {id(sequence) for sequence in self._sequences.values() if sequence.is_pending}
+        self._states.check([*residents.slots(), *checkpoints.slots(), *transfers.slots()])
+        self._host.check([*checkpoints.blocks(), *transfers.blocks()])
+        owners = {sequence.handle.lane for sequence in residents} | set(transfers.page_owners())
+        owners |= {record for record in checkpoints if record.device is not None}
+        if self._pages.owners != owners:
+            raise InvariantError("pages are held by others than sequences and checkpoints")
+        pending = {id(sequence) for sequence in residents if sequence.is_pending}
         members = set() if self._unit is None else {id(s) for s in self._unit.sequences}
         if pending != members:
             raise InvariantError("pending rows and the members of the pending unit differ")
 
     def close(self) -> None:
-        """End every sequence and release the executor; idempotent. InvariantError while a unit
-        runs."""
+        """End every sequence, forget every checkpoint in memory and release the executor; files
+        stay; idempotent. An open transfer is given up. InvariantError while a unit runs."""
         if self._unit is not None:
             if not self._unit.task.done():
                 raise InvariantError("the program is closed while a unit runs")
-            _mark_retrieved(self._unit.task)
+            mark_retrieved(self._unit.task)
             self._settle(self._unit)
-        for sequence in tuple(self._sequences.values()):
-            self._release_sequence(sequence)
+        self._transfers.close()
+        for sequence in self._residents:
+            self._residents.release(sequence)
+        self._checkpoints.clear()
         self._is_closed = True
+        if self._disk is not None:
+            self._disk.close()
         self._executor.close()
 
-    def _sequence(self, handle: SequenceHandle) -> SequenceRecord:
-        self._lanes.verify(handle)
-        return self._sequences[handle.lane]
-
-    def _idle_sequence(self, handle: SequenceHandle) -> SequenceRecord:
-        sequence = self._sequence(handle)
-        if sequence.is_pending:
-            raise InvariantError(f"{sequence.spec.request_id}: a unit of it is pending")
-        return sequence
-
-    def _extensible_sequence(self, handle: SequenceHandle, num_tokens: int) -> SequenceRecord:
-        """An idle sequence that may still grow by `num_tokens`."""
-        sequence = self._idle_sequence(handle)
-        name = sequence.spec.request_id
-        if sequence.has_ended:
-            raise InvariantError(f"{name}: a unit of it was refused; it can only be closed")
-        if num_tokens < 1 or sequence.frontier + num_tokens > self._capacity.max_context:
+    def _open(self, spec: SequenceSpec, source: Source | None, limit: int) -> SequenceRecord:
+        """A new resident from a source of at most `limit` tokens."""
+        self._check_open()
+        if source is None:
+            return self._residents.open(spec)
+        record = self._checkpoints.get(source.checkpoint)
+        if record.device is None:
+            raise InvariantError(f"{record} is a source, but not on the device")
+        least = record.frontier if self._has_states else 1
+        if not least <= source.num_tokens <= min(record.frontier, limit):
             raise InvariantError(
-                f"{name}: {num_tokens} inputs after {sequence.frontier} in a context of"
-                f" {self._capacity.max_context}"
+                f"{spec.request_id}: {source.num_tokens} tokens of {record} at"
+                f" {record.frontier}, at most {limit}"
             )
+        if source.consumes and record.is_leased:
+            raise InvariantError(f"{record} is leased and cannot be consumed")
+        sequence = self._residents.open(spec, record.device, source.num_tokens)
+        if source.consumes:
+            self._checkpoints.release(source.checkpoint)
         return sequence
+
+    def _freeze(self, sequence: SequenceRecord) -> CheckpointId:
+        copy = self._residents.device_copy(sequence)
+        return self._checkpoints.add(sequence.frontier, copy.pages, copy.slot).checkpoint_id
 
     def _launchable_sequence(self, handle: SequenceHandle, num_tokens: int) -> SequenceRecord:
         """A sequence with all the next `num_tokens` inputs need reserved."""
         self._check_open()
         if self._unit is not None:
             raise InvariantError("another unit is pending")
-        sequence = self._extensible_sequence(handle, num_tokens)
-        needed = self.pages_needed(sequence.frontier + num_tokens)
-        reserved = self._pages.extents(handle.lane).reserved
-        if sequence.provisional_slot is None or reserved < needed:
+        sequence = self._residents.extensible(handle, num_tokens)
+        if not self._residents.is_reserved(sequence, num_tokens):
             raise InvariantError(
                 f"{sequence.spec.request_id}: {num_tokens} inputs after {sequence.frontier} are"
                 f" not reserved"
@@ -321,122 +412,33 @@ class ModelProgram:
         sequences: tuple[SequenceRecord, ...],
         rows: tuple[UnitRow, ...],
         batch: PendingBatch | None = None,
-    ) -> _Unit[T]:
-        unit = _Unit(sequences, rows, asyncio.get_running_loop().create_task(work), batch)
+    ) -> Unit[T]:
+        unit = Unit(sequences, rows, asyncio.get_running_loop().create_task(work), batch)
         for sequence, row in zip(sequences, rows, strict=True):
-            self._pages.map(sequence.handle.lane, row.page_table.shape[0])
-            sequence.is_pending = True
+            self._residents.launch(sequence, row)
         self._unit = unit
         return unit
 
-    def _unit_of(self, batch: PendingBatch) -> _Unit[Any]:
+    def _unit_of(self, batch: PendingBatch) -> Unit[Any]:
         if batch.is_settled:
             raise InvariantError("the batch was settled before")
         if self._unit is None or self._unit.batch is not batch:
             raise InvariantError("the batch is not the pending unit")
         return self._unit
 
-    def _check_outputs(
-        self, unit: _Unit[tuple[RowOutput, ...]], outputs: tuple[RowOutput, ...]
-    ) -> None:
-        if len(outputs) != len(unit.rows):
-            raise InvariantError(f"the executor answered {len(outputs)} of {len(unit.rows)} rows")
-        for row, output in zip(unit.rows, outputs, strict=True):
-            is_expected = row.sample is not None and output.is_finite
-            if (output.token is not None) != is_expected:
-                raise InvariantError("the executor answered a row with more or less than asked")
-            if output.token is not None and not 0 <= output.token.token_id < self._vocab_size:
-                raise InvariantError(f"the executor chose token {output.token.token_id}")
-
-    def _advance(self, sequence: SequenceRecord, row: UnitRow) -> None:
-        """Make what the unit wrote for this row the sequence's State and KV."""
-        lane = sequence.handle.lane
-        self._pages.commit(lane, row.page_table.shape[0])
-        if sequence.slot != ROOT_SLOT:
-            self._states.release(lane, sequence.slot)
-        sequence.slot = row.write_slot
-        sequence.provisional_slot = None
-        sequence.frontier = row.start + row.token_ids.shape[0]
-
-    def _settle(self, unit: _Unit[Any]) -> None:
+    def _settle(self, unit: Unit[Any]) -> None:
         for sequence in unit.sequences:
-            self._pages.unmap(sequence.handle.lane)
-            sequence.is_pending = False
+            self._residents.settle(sequence)
         if unit.batch is not None:
             unit.batch.is_settled = True
         self._unit = None
-
-    def _release_sequence(self, sequence: SequenceRecord) -> None:
-        lane = sequence.handle.lane
-        self._pages.close(lane)
-        for slot in _slots_of(sequence):
-            self._states.release(lane, slot)
-        self._lanes.release(sequence.handle)
-        del self._sequences[lane]
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise InvariantError("the program is closed")
 
-    def _check_sequence(self, sequence: SequenceRecord) -> None:
-        lane, name = sequence.handle.lane, sequence.spec.request_id
-        page_ids = self._pages.page_ids(lane)
-        if tuple(sequence.page_table[: len(page_ids)].tolist()) != page_ids:
-            raise InvariantError(f"{name}: page table and page store differ")
-        extents = self._pages.extents(lane)
-        if extents.committed != self.pages_needed(sequence.frontier):
-            raise InvariantError(f"{name}: committed pages do not fit {sequence.frontier} tokens")
-        if extents.mapped != extents.committed and not sequence.is_pending:
-            raise InvariantError(f"{name}: pages are mapped and no unit is pending")
-        if self._states.slots_of(lane) != _slots_of(sequence):
-            raise InvariantError(f"{name}: StateImage slots and state store differ")
-        if (sequence.slot == ROOT_SLOT) != (sequence.frontier == 0):
-            raise InvariantError(f"{name}: StateImage {sequence.slot} at {sequence.frontier}")
-        num_fed = sequence.frontier - sequence.spec.prompt.num_tokens
-        if sequence.accepted and len(sequence.accepted) != num_fed + 1:
-            raise InvariantError(
-                f"{name}: {len(sequence.accepted)} accepted tokens at frontier {sequence.frontier}"
-            )
 
-
-async def _result_of(task: asyncio.Task[T]) -> T:
-    """The task's result. The task survives the waiter's cancellation, which is raised when the
-    task is done."""
-    cancellation: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait((task,))
-        except asyncio.CancelledError as error:
-            cancellation = error
-    if cancellation is not None:
-        _mark_retrieved(task)
-        raise cancellation
-    if task.cancelled():
-        raise DeviceError("the executor's work was cancelled from outside")
-    return task.result()
-
-
-def _mark_retrieved(task: asyncio.Task[Any]) -> None:
-    """The failure of a unit that is given up is nobody's news; asyncio would log it."""
-    if not task.cancelled():
-        task.exception()
-
-
-def _slots_of(sequence: SequenceRecord) -> frozenset[int]:
-    slots = (sequence.slot, sequence.provisional_slot)
-    return frozenset(slot for slot in slots if slot is not None and slot != ROOT_SLOT)
-
-
-def _check_accepted(outputs: tuple[RowOutput, ...], accepted: Sequence[int]) -> None:
-    if len(accepted) != len(outputs):
-        raise InvariantError(f"{len(accepted)} accepted counts for {len(outputs)} rows")
-    for index, (output, count) in enumerate(zip(outputs, accepted, strict=True)):
-        num_produced = 0 if output.token is None else 1
-        if not 0 <= count <= num_produced:
-            raise InvariantError(f"row {index} accepts {count} of {num_produced} tokens")
-
-
-def _check_capacity(capacity: Capacity) -> None:
+def _check_capacity(capacity: Capacity, executor: Executor) -> None:
     """One sequence must be able to run alone to the end of its context."""
     num_pages = -(-capacity.max_context // PAGE_TOKENS)
     if capacity.max_context < 1 or capacity.num_pages < num_pages:
@@ -448,3 +450,5 @@ def _check_capacity(capacity: Capacity) -> None:
             f"{capacity.num_slots} StateImage slots (at least 3) and a prefill chunk of"
             f" {capacity.prefill_chunk} (at least 1)"
         )
+    if executor.host_blocks.shape != (capacity.num_host_blocks, executor.page_bytes):
+        raise InvariantError(f"host blocks {executor.host_blocks.shape} are not as planned")

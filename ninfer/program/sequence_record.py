@@ -4,6 +4,9 @@
     frontier   how many of them are in State and KV; the newest accepted token never is, the next
                decode step feeds it
 
+After a resume the frontier may lie further back. What was fed before is fed again then, and draws
+nothing: prompt inputs as prefill units, accepted tokens as decode rows.
+
 The record decides nothing and frees nothing; `program.py` writes it.
 """
 
@@ -12,7 +15,6 @@ from __future__ import annotations
 import numpy as np
 
 from ninfer.contract.arrays import IntArray
-from ninfer.contract.errors import InvariantError
 from ninfer.contract.program import SequenceHandle, SequenceSpec
 from ninfer.contract.units import ROOT_SLOT, SampleRow, UnitRow
 from ninfer.program.token_counts import TokenCounts
@@ -25,6 +27,8 @@ class SequenceRecord:
     accepted           tokens chosen so far, in order
     slot               StateImage of the frontier
     provisional_slot   where the next unit writes its StateImage, once reserved
+    owns_tail          the page that the frontier lies in may be written behind it: nobody else does
+    copies             (original, copy) of that page, which the next unit makes first
     is_pending         a launched unit has this row
     has_ended          a unit's result was refused; the sequence can only be closed
     """
@@ -33,10 +37,12 @@ class SequenceRecord:
         "_counts",
         "_prompt_ids",
         "accepted",
+        "copies",
         "frontier",
         "handle",
         "has_ended",
         "is_pending",
+        "owns_tail",
         "page_table",
         "provisional_slot",
         "slot",
@@ -51,6 +57,8 @@ class SequenceRecord:
         self.frontier = 0
         self.slot = ROOT_SLOT
         self.provisional_slot: int | None = None
+        self.owns_tail = True
+        self.copies: tuple[tuple[int, int], ...] = ()
         self.is_pending = False
         self.has_ended = False
         self._counts: TokenCounts | None = None
@@ -64,6 +72,13 @@ class SequenceRecord:
         """Prompt tokens behind the frontier."""
         return max(0, self.spec.prompt.num_tokens - self.frontier)
 
+    @property
+    def num_replay_left(self) -> int:
+        """Inputs behind the frontier that were fed before; 0 when nothing was accepted."""
+        if not self.accepted:
+            return 0
+        return self.spec.prompt.num_tokens + len(self.accepted) - 1 - self.frontier
+
     def accept(self, token_id: int) -> None:
         """Append to the ledger."""
         self.accepted.append(token_id)
@@ -71,21 +86,26 @@ class SequenceRecord:
             self._counts.add(token_id)
 
     def prompt_row(self, num_tokens: int, num_pages: int, *, samples: bool) -> UnitRow:
-        """The next `num_tokens` prompt inputs; `samples` at the prompt's last token only."""
+        """The next `num_tokens` prompt inputs; `samples` at the prompt's last token only, and not
+        when that token was drawn before."""
         prompt, start = self.spec.prompt, self.frontier
         stop = start + num_tokens
         positions = None if prompt.positions is None else prompt.positions[:, start:stop]
-        sample = self._sample_row(stop) if samples and stop == prompt.num_tokens else None
+        is_drawn = samples and stop == prompt.num_tokens and not self.accepted
+        sample = self._sample_row(stop) if is_drawn else None
         return self._unit_row(prompt.token_ids[start:stop], num_pages, positions, sample)
 
     def decode_row(self, num_pages: int) -> UnitRow:
-        """The newest accepted token as the input at the frontier."""
+        """The accepted token that belongs to the frontier; only the newest one draws another."""
         delta = self.spec.prompt.rope_delta
         positions = None
         if delta != 0:
             positions = np.full((3, 1), self.frontier + delta, dtype=np.int32)
-        token_ids = np.array([self.accepted[-1]], dtype=np.int32)
-        return self._unit_row(token_ids, num_pages, positions, self._sample_row(self.frontier + 1))
+        is_newest = self.num_replay_left == 0
+        token_id = self.accepted[self.frontier - self.spec.prompt.num_tokens]
+        token_ids = np.array([token_id], dtype=np.int32)
+        sample = self._sample_row(self.frontier + 1) if is_newest else None
+        return self._unit_row(token_ids, num_pages, positions, sample)
 
     def _unit_row(
         self,
@@ -94,8 +114,6 @@ class SequenceRecord:
         positions: IntArray | None,
         sample: SampleRow | None,
     ) -> UnitRow:
-        if self.provisional_slot is None:
-            raise InvariantError(f"{self.spec.request_id}: a unit without a StateImage slot")
         page_table = self.page_table[:num_pages]
         page_table.flags.writeable = False
         return UnitRow(
@@ -103,9 +121,10 @@ class SequenceRecord:
             start=self.frontier,
             page_table=page_table,
             read_slot=self.slot,
-            write_slot=self.provisional_slot,
+            write_slot=ROOT_SLOT if self.provisional_slot is None else self.provisional_slot,
             positions=positions,
             sample=sample,
+            copies=self.copies,
         )
 
     def _sample_row(self, position: int) -> SampleRow:

@@ -6,9 +6,14 @@ table, and of everything in the SampleRow. So a wrong page table, slot, start, p
 lost commit or a stale state changes tokens, and `expected_tokens` (the same function computed from
 the plain token list) tells.
 
+A host block holds a page's hashes as bytes. A StateImage fills STATE_BLOCKS of them, the last one
+in part: the hash at the first byte and a check of it at the last, so a mixture of two is found.
+
     executor = FakeExecutor(vocab_size, capacity)
     executor.faults[3] = Fault("device_error")        # the fourth call fails
     executor.gate = asyncio.Event()                   # calls wait until it is set
+    executor.move_faults.add(1)                       # the second save or load fails
+    executor.move_gate = asyncio.Event()              # saves and loads wait until it is set
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ninfer.contract.arrays import Float32Array, IntArray
+from ninfer.contract.arrays import ByteArray, Float32Array, IntArray
 from ninfer.contract.errors import DeviceError, OpContractError
 from ninfer.contract.prompt import PreparedPrompt
 from ninfer.contract.sampling import GeneratedToken, SamplingParams, TokenLogprobs
@@ -30,11 +35,15 @@ from ninfer.contract.units import (
     PAGE_TOKENS,
     ROOT_SLOT,
     Capacity,
+    Move,
     RowOutput,
     SampleRow,
     UnitRow,
 )
 
+STATE_BLOCKS = 3
+PAGE_BYTES = 8 * PAGE_TOKENS
+SLOT_BYTES = (STATE_BLOCKS - 1) * PAGE_BYTES + 24
 _MASK = 2**64 - 1
 _POISON = 0xDEAD_BEEF_0BAD_F00D
 
@@ -69,10 +78,25 @@ class FakeExecutor:
     gate         when set to an Event, every call waits for it
     calls        all calls so far
     is_running   a call is in flight
+    moves        all saves and loads so far
+    has_states   False: a model of attention alone, whose tokens depend on KV only
     """
 
-    def __init__(self, vocab_size: int, capacity: Capacity, *, delay_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        capacity: Capacity,
+        *,
+        delay_s: float = 0.0,
+        has_states: bool = True,
+    ) -> None:
         self.vocab_size = vocab_size
+        self.has_states = has_states
+        self.move_faults: set[int] = set()
+        self.move_gate: asyncio.Event | None = None
+        self.moves: list[Move] = []
+        self.is_moving = False
+        self._blocks: ByteArray = np.full((capacity.num_host_blocks, PAGE_BYTES), 0xA5, np.uint8)
         self.delay_s = delay_s
         self.faults: dict[int, Fault] = {}
         self.gate: asyncio.Event | None = None
@@ -94,8 +118,8 @@ class FakeExecutor:
 
     async def decode(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
         with self._call("decode", rows) as fault:
-            if any(row.token_ids.shape[0] != 1 or row.sample is None for row in rows):
-                raise OpContractError("a decode row has one input and a sample")
+            if any(row.token_ids.shape[0] != 1 for row in rows):
+                raise OpContractError("a decode row has one input")
             await self._wait()
             return self._run(rows, fault)
 
@@ -107,10 +131,77 @@ class FakeExecutor:
                 return np.full((row.token_ids.shape[0], self.vocab_size), np.nan, np.float32)
             return self._row_logits(row)
 
+    @property
+    def page_bytes(self) -> int:
+        return PAGE_BYTES
+
+    @property
+    def slot_bytes(self) -> int:
+        return SLOT_BYTES if self.has_states else 0
+
+    @property
+    def host_blocks(self) -> ByteArray:
+        return self._blocks
+
+    async def save(self, move: Move) -> None:
+        with self._move(move):
+            await self._wait_to_move()
+            for page, block in move.pages:
+                self._blocks[block] = self._pages[page].view(np.uint8)
+            if move.slot is not None:
+                words = self._state_blocks(move)
+                words[:] = _POISON
+                words[0] = self._slots[move.slot]
+                words[-1] = _mix(self._slots[move.slot])
+                self._blocks[list(move.state_blocks)] = _as_blocks(words)
+
+    async def load(self, move: Move) -> None:
+        with self._move(move):
+            for page, _ in move.pages:
+                self._pages[page] = _POISON
+            await self._wait_to_move()
+            for page, block in move.pages:
+                self._pages[page] = self._blocks[block].view(np.uint64)
+            if move.slot is not None:
+                words = self._state_blocks(move)
+                state = int(words[0])
+                self._slots[move.slot] = state if int(words[-1]) == _mix(state) else _POISON
+
     def close(self) -> None:
         if self.is_running:
             raise OpContractError("closed while a call is in flight")
         self.is_closed = True
+
+    @contextmanager
+    def _move(self, move: Move) -> Iterator[None]:
+        if self.is_closed or self.is_moving:
+            raise OpContractError("a move on a closed executor, or two at once")
+        pages, blocks = [page for page, _ in move.pages], [block for _, block in move.pages]
+        blocks += move.state_blocks
+        if len(set(pages)) != len(pages) or len(set(blocks)) != len(blocks):
+            raise OpContractError(f"pages {pages} or blocks {blocks} are moved twice")
+        if (move.slot is not None) != self.has_states or move.slot == ROOT_SLOT:
+            raise OpContractError(f"a move of slot {move.slot}")
+        if len(move.state_blocks) != (STATE_BLOCKS if self.has_states else 0):
+            raise OpContractError(f"a state in {len(move.state_blocks)} blocks")
+        self.moves.append(move)
+        self.is_moving = True
+        try:
+            yield
+        finally:
+            self.is_moving = False
+
+    async def _wait_to_move(self) -> None:
+        await asyncio.sleep(self.delay_s)
+        if self.move_gate is not None:
+            await self.move_gate.wait()
+        if len(self.moves) - 1 in self.move_faults:
+            raise DeviceError("injected move error")
+
+    def _state_blocks(self, move: Move) -> HashArray:
+        """The words of a StateImage, gathered from its blocks."""
+        gathered: HashArray = self._blocks[list(move.state_blocks)].reshape(-1).view(np.uint64)
+        return gathered[: SLOT_BYTES // 8].copy()
 
     @contextmanager
     def _call(
@@ -133,27 +224,56 @@ class FakeExecutor:
             await self.gate.wait()
 
     def _check_rows(self, rows: tuple[UnitRow, ...]) -> None:
-        pages = [int(page) for row in rows for page in row.page_table]
-        slots = [row.write_slot for row in rows] + [row.read_slot for row in rows]
-        if len(set(pages)) != len(pages) or not set(pages) <= set(range(len(self._pages))):
-            raise OpContractError(f"pages {pages} are shared or out of range")
-        owned = [slot for slot in slots if slot != ROOT_SLOT]
-        if len(set(owned)) != len(owned) or not set(slots) <= set(range(len(self._slots))):
-            raise OpContractError(f"slots {slots} are shared or out of range")
         for row in rows:
             stop = row.start + row.token_ids.shape[0]
-            if row.write_slot == ROOT_SLOT or row.page_table.shape[0] * PAGE_TOKENS < stop:
-                raise OpContractError("a row writes the root or has too few pages")
+            if row.page_table.shape[0] * PAGE_TOKENS < stop:
+                raise OpContractError("a row has too few pages")
             if row.token_ids.shape[0] < 1 or row.token_ids.dtype != np.int32:
                 raise OpContractError("a row has no inputs, or not int32 ones")
-            if (row.read_slot == ROOT_SLOT) != (row.start == 0):
+            if self.has_states and (row.read_slot == ROOT_SLOT) != (row.start == 0):
                 raise OpContractError("the root is the state before the first input only")
+        self._check_pages(rows)
+        self._check_slots(rows)
+
+    def _check_pages(self, rows: tuple[UnitRow, ...]) -> None:
+        """Pages may be read by many, but what a row writes is its own."""
+        pages = [int(page) for row in rows for page in row.page_table]
+        written = [
+            int(page)
+            for row in rows
+            for page in row.page_table[
+                row.start // PAGE_TOKENS : -(-(row.start + row.token_ids.shape[0]) // PAGE_TOKENS)
+            ]
+        ]
+        if not set(pages) <= set(range(len(self._pages))):
+            raise OpContractError(f"pages {pages} are out of range")
+        if any(pages.count(page) > 1 for page in written):
+            raise OpContractError(f"pages {written} are written and read by others")
+        targets = [target for row in rows for _, target in row.copies]
+        sources = [source for row in rows for source, _ in row.copies]
+        if not set(targets) <= set(written) or set(sources) & set(targets):
+            raise OpContractError(f"copies from {sources} to {targets}")
+
+    def _check_slots(self, rows: tuple[UnitRow, ...]) -> None:
+        reads, writes = {row.read_slot for row in rows}, [row.write_slot for row in rows]
+        if not self.has_states:
+            if reads | set(writes) != {ROOT_SLOT}:
+                raise OpContractError("a model without StateImages has the root only")
+            return
+        if len(set(writes)) != len(writes) or set(writes) & (reads | {ROOT_SLOT}):
+            raise OpContractError(f"slots {writes} are written and shared")
+        if not reads | set(writes) <= set(range(len(self._slots))):
+            raise OpContractError(f"slots {reads} and {writes} are out of range")
 
     def _run(self, rows: tuple[UnitRow, ...], fault: Fault | None) -> tuple[RowOutput, ...]:
         if fault is not None and fault.kind == "device_error":
             for row in rows:
+                self._pages[[target for _, target in row.copies]] = _POISON
                 self._spoil(row)
             raise DeviceError("injected device error")
+        for row in rows:
+            for source, target in row.copies:
+                self._pages[target] = self._pages[source]
         outputs = [self._run_row(row) for row in rows]
         if fault is not None:
             for index in set(fault.rows) & set(range(len(rows))):
@@ -164,8 +284,10 @@ class FakeExecutor:
     def _run_row(self, row: UnitRow) -> RowOutput:
         ordinals = _ordinals_of(row)
         self._write_kv(row, _kv_of(row.token_ids, row.positions, ordinals))
-        state = _plain_state(self._slots[row.read_slot], row.token_ids.tolist(), row.start)
-        self._slots[row.write_slot] = state
+        state = 0
+        if self.has_states:
+            state = _plain_state(self._slots[row.read_slot], row.token_ids.tolist(), row.start)
+            self._slots[row.write_slot] = state
         if row.sample is None:
             return RowOutput(None)
         return RowOutput(_choose(state, _kv_hash(self._read_kv(row)), row.sample, self.vocab_size))
@@ -173,13 +295,14 @@ class FakeExecutor:
     def _row_logits(self, row: UnitRow) -> Float32Array:
         state, kv, logits = self._slots[row.read_slot], self._read_kv(row), []
         for ordinal, token_id in enumerate(row.token_ids.tolist(), row.start):
-            state = _next_state(state, token_id, ordinal)
+            state = _next_state(state, token_id, ordinal) if self.has_states else 0
             logits.append(_logits(state, _kv_hash(kv[: ordinal + 1]), self.vocab_size))
         return np.stack(logits)
 
     def _spoil(self, row: UnitRow) -> None:
         self._write_kv(row, np.full(row.token_ids.shape[0], _POISON, np.uint64))
-        self._slots[row.write_slot] = _POISON
+        if self.has_states:
+            self._slots[row.write_slot] = _POISON
 
     def _write_kv(self, row: UnitRow, values: HashArray) -> None:
         ordinals = _ordinals_of(row)
@@ -200,12 +323,13 @@ def expected_tokens(
     *,
     min_tokens: int = 0,
     suppressed_ids: tuple[int, ...] = (),
+    has_states: bool = True,
 ) -> list[int]:
     """The first `num_tokens` tokens FakeExecutor generates for this request, whatever the pages,
-    slots, chunks and batch mates."""
+    slots, chunks, batch mates, sources and pauses."""
     token_ids = prompt.token_ids.tolist()
     generated: list[int] = []
-    state = _plain_state(0, token_ids, 0)
+    state = _plain_state(0, token_ids, 0) if has_states else 0
     for _ in range(num_tokens):
         sample = SampleRow(
             params=sampling,
@@ -217,7 +341,8 @@ def expected_tokens(
         )
         kv = _plain_kv(prompt, token_ids)
         generated.append(_choose(state, kv, sample, vocab_size).token_id)
-        state = _next_state(state, generated[-1], len(token_ids))
+        if has_states:
+            state = _next_state(state, generated[-1], len(token_ids))
         token_ids.append(generated[-1])
     return generated
 
@@ -230,6 +355,13 @@ def expected_logits(prompt: PreparedPrompt, vocab_size: int) -> Float32Array:
         state = _next_state(state, token_id, ordinal)
         logits.append(_logits(state, _plain_kv(prompt, token_ids[: ordinal + 1]), vocab_size))
     return np.stack(logits)
+
+
+def _as_blocks(words: HashArray) -> ByteArray:
+    """A StateImage as whole blocks; bytes behind its end are arbitrary."""
+    padded = np.full((STATE_BLOCKS, PAGE_BYTES), 0x5A, np.uint8)
+    padded.reshape(-1)[:SLOT_BYTES] = words.view(np.uint8)
+    return padded
 
 
 def _plain_state(state: int, token_ids: list[int], start: int) -> int:

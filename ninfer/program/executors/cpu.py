@@ -1,7 +1,8 @@
-"""CpuExecutor: runs units with NumPy in one thread of its own.
+"""CpuExecutor: runs units with NumPy in one thread of its own, and moves memory in another.
 
-Only that thread touches weights and memory once the executor is built; the event loop never waits
-for a product. Units run in the order they were asked for.
+Only these threads touch weights and memory once the executor is built; the event loop never waits
+for a product. Units run in the order they were asked for. A move touches pages and slots that no
+unit writes (of a page that a sequence still fills, only bytes that nobody reads are torn).
 """
 
 from __future__ import annotations
@@ -9,24 +10,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Final, TypeVar
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from ninfer.contract.arrays import Float32Array, FloatArray
+from ninfer.contract.arrays import ByteArray, Float32Array, FloatArray
+from ninfer.contract.cache import CHUNK_GRANULE
 from ninfer.contract.errors import DeviceError
 from ninfer.contract.model import ModelConfig
-from ninfer.contract.units import Capacity, RowOutput, SampleRow, UnitRow
+from ninfer.contract.units import Capacity, Move, RowOutput, SampleRow, UnitRow
 from ninfer.ops import linear, rotary, sampling
 from ninfer.program.executors import cpu_memory
 from ninfer.program.executors.cpu_batch import TokenBatch, check_rows, decode_batch, prefill_batch
 from ninfer.program.executors.cpu_memory import CpuMemory
 from ninfer.program.executors.cpu_model import CpuModel
 
-PASS_TOKENS: Final = 256
-"""Most tokens that go through the layers at once; a longer unit takes several passes, so that
-intermediate arrays stay small whatever the prefill chunk is."""
+PASS_TOKENS: Final = CHUNK_GRANULE
+"""Most tokens that go through the layers at once. Passes end at multiples of it from the sequence's
+start, so a unit may be cut there without changing a bit, and intermediate arrays stay small
+whatever the prefill chunk is."""
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
@@ -53,6 +57,7 @@ class CpuExecutor:
         self._frequencies = rotary.frequencies(config.attention.rope)
         self._has_states = config.num_gdn_layers > 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ninfer-cpu")
+        self._copy_thread = ThreadPoolExecutor(1, thread_name_prefix="ninfer-copy")
         self._products = threadpool_limits(num_threads, user_api="blas")
         self._is_closed = False
 
@@ -65,6 +70,18 @@ class CpuExecutor:
         """To be read between units only."""
         return self._memory
 
+    @property
+    def page_bytes(self) -> int:
+        return self._memory.host_blocks.shape[1]
+
+    @property
+    def slot_bytes(self) -> int:
+        return self._memory.slot_bytes
+
+    @property
+    def host_blocks(self) -> ByteArray:
+        return self._memory.host_blocks
+
     async def prefill(self, row: UnitRow) -> RowOutput:
         return await self._submit("prefill", self._prefill, row)
 
@@ -74,18 +91,29 @@ class CpuExecutor:
     async def score(self, row: UnitRow) -> Float32Array:
         return await self._submit("score", self._score, row)
 
+    async def save(self, move: Move) -> None:
+        await self._submit("save", self._memory.save, move, self._copy_thread)
+
+    async def load(self, move: Move) -> None:
+        await self._submit("load", self._memory.load, move, self._copy_thread)
+
     def close(self) -> None:
         self._is_closed = True
         self._thread.shutdown(wait=True)
+        self._copy_thread.shutdown(wait=True)
         self._products.restore_original_limits()
 
     async def _submit(
-        self, what: str, work: Callable[[Argument], Result], argument: Argument
+        self,
+        what: str,
+        work: Callable[[Argument], Result],
+        argument: Argument,
+        thread: ThreadPoolExecutor | None = None,
     ) -> Result:
         if self._is_closed:
             raise DeviceError(f"cpu executor: {what} after close")
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, _guarded, what, work, argument)
+        return await loop.run_in_executor(thread or self._thread, _guarded, what, work, argument)
 
     def _prefill(self, row: UnitRow) -> RowOutput:
         hidden = None
@@ -97,6 +125,7 @@ class CpuExecutor:
 
     def _decode(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
         check_rows(rows, has_states=self._has_states)
+        self._copy_pages(rows)
         batch = decode_batch(rows, self._frequencies)
         logits = self._model.logits(self._run(batch), batch.project)
         return tuple(
@@ -109,12 +138,20 @@ class CpuExecutor:
         return np.concatenate(parts).astype(np.float32, copy=False)
 
     def _passes(self, row: UnitRow) -> list[TokenBatch]:
+        """The parts of a prompt unit; pages that it copies are copied before."""
         check_rows((row,), has_states=self._has_states)
+        self._copy_pages((row,))
         num_tokens = row.token_ids.size
+        first_border = PASS_TOKENS - row.start % PASS_TOKENS
+        borders = [0, *range(first_border, num_tokens, PASS_TOKENS), num_tokens]
         return [
-            prefill_batch(row, first, min(first + PASS_TOKENS, num_tokens), self._frequencies)
-            for first in range(0, num_tokens, PASS_TOKENS)
+            prefill_batch(row, first, last, self._frequencies) for first, last in pairwise(borders)
         ]
+
+    def _copy_pages(self, rows: tuple[UnitRow, ...]) -> None:
+        for row in rows:
+            for source, target in row.copies:
+                self._memory.copy_page(source, target)
 
     def _run(self, batch: TokenBatch) -> FloatArray:
         """The residual stream behind the last layer."""

@@ -1,18 +1,21 @@
-"""StateImage slots: which are free and whose the others are. Holds ids, never states.
+"""StateImage slots: which are free and how many hold each of the others. Ids, never states.
 
-Slot ROOT_SLOT is the empty sequence: every owner may read it, nobody gets it.
+A slot is held by the sequence that stands at its frontier or is to write it, and by checkpoints.
+Slot ROOT_SLOT is the empty sequence: everybody may read it, nobody gets it.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import Counter
+from collections.abc import Iterable
 
 from ninfer.contract.errors import InvariantError
 from ninfer.contract.units import ROOT_SLOT
 
 
 class StateStore:
-    """Owners are small integers chosen by the caller. Misuse is an InvariantError."""
+    """Misuse is an InvariantError."""
 
     def __init__(self, num_slots: int) -> None:
         """`num_slots` counts ROOT_SLOT."""
@@ -20,11 +23,11 @@ class StateStore:
             raise InvariantError(f"a state store needs a slot besides the root, not {num_slots}")
         self._num_slots = num_slots
         self._free = [slot for slot in range(num_slots) if slot != ROOT_SLOT]
-        self._owners: dict[int, int] = {}
+        self._references: dict[int, int] = {}
 
     @property
     def num_slots(self) -> int:
-        """Slots that can be owned: all but the root."""
+        """Slots that can be held: all but the root."""
         return self._num_slots - 1
 
     @property
@@ -33,36 +36,48 @@ class StateStore:
 
     @property
     def num_used(self) -> int:
-        return len(self._owners)
+        """Slots with at least one holder; a shared slot counts once."""
+        return len(self._references)
 
-    def acquire(self, owner: int) -> int | None:
-        """The lowest free slot, or None when all are owned."""
+    def acquire(self) -> int | None:
+        """The lowest free slot with one holder, or None when none is free."""
         if not self._free:
             return None
         slot = heapq.heappop(self._free)
-        self._owners[slot] = owner
+        self._references[slot] = 1
         return slot
 
-    def release(self, owner: int, slot: int) -> None:
-        """Give one slot back; only its owner may."""
-        if slot not in self._owners:
-            raise InvariantError(f"owner {owner} frees slot {slot}, which nobody owns")
-        if self._owners[slot] != owner:
-            raise InvariantError(f"owner {owner} frees slot {slot} of owner {self._owners[slot]}")
-        del self._owners[slot]
-        heapq.heappush(self._free, slot)
+    def share(self, slot: int) -> int:
+        """One more holder of a held slot."""
+        if slot not in self._references:
+            raise InvariantError(f"slot {slot} is shared, but nobody holds it")
+        self._references[slot] += 1
+        return slot
 
-    def slots_of(self, owner: int) -> frozenset[int]:
-        return frozenset(slot for slot, holder in self._owners.items() if holder == owner)
+    def release(self, slot: int) -> None:
+        """One holder less; the last one frees the slot."""
+        if slot not in self._references:
+            raise InvariantError(f"slot {slot} is freed, but nobody holds it")
+        self._references[slot] -= 1
+        if self._references[slot] == 0:
+            del self._references[slot]
+            heapq.heappush(self._free, slot)
 
-    def check(self) -> None:
-        """Verify that every slot but the root is either free or owned."""
+    def reclaimable(self, slots: Iterable[int]) -> int:
+        """Slots that would be free if each of these (as often as named) had one holder less."""
+        return sum(self._references[slot] == count for slot, count in Counter(slots).items())
+
+    def check(self, holders: Iterable[int]) -> None:
+        """Verify that every slot but the root is either free or held exactly as often as it is
+        named in `holders`."""
+        held = Counter(holders)
+        if held != self._references:
+            raise InvariantError(f"slots are held {dict(held)} and counted {self._references}")
         free = set(self._free)
         expected = set(range(self._num_slots)) - {ROOT_SLOT}
         if len(free) != len(self._free):
             raise InvariantError("a slot is twice in the free list")
-        if free & self._owners.keys() or free | self._owners.keys() != expected:
+        if free & held.keys() or free | held.keys() != expected:
             raise InvariantError(
-                f"slots are lost or doubled: {len(free)} free, {len(self._owners)} owned"
-                f" of {len(expected)}"
+                f"slots are lost or doubled: {len(free)} free, {len(held)} held of {len(expected)}"
             )

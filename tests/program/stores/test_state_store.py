@@ -1,6 +1,8 @@
-"""StateStore: the root is nobody's, every other slot has one owner."""
+"""StateStore: the root is nobody's, a slot is free when its last holder is gone."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -13,30 +15,44 @@ from ninfer.program.stores.state_store import StateStore
 
 def test_every_slot_but_the_root_is_handed_out_once() -> None:
     store = StateStore(4)
-    slots = [store.acquire(owner) for owner in (0, 1, 0)]
+    slots = [store.acquire() for _ in range(3)]
     assert slots == [1, 2, 3]
     assert ROOT_SLOT not in slots
-    assert store.acquire(2) is None
+    assert store.acquire() is None
     assert (store.num_used, store.num_free, store.num_slots) == (3, 0, 3)
-    assert store.slots_of(0) == {1, 3}
 
 
-@pytest.mark.parametrize(("owner", "slot"), [(1, 1), (0, 2), (0, ROOT_SLOT), (0, 99)])
-def test_freeing_what_is_not_owned_is_refused(owner: int, slot: int) -> None:
+@pytest.mark.parametrize("slot", [2, ROOT_SLOT, 99])
+def test_what_nobody_holds_can_be_neither_freed_nor_shared(slot: int) -> None:
     store = StateStore(4)
-    store.acquire(0)
-    with pytest.raises(InvariantError, match=f"owner {owner} frees slot {slot}"):
-        store.release(owner, slot)
+    store.acquire()
+    with pytest.raises(InvariantError, match=f"slot {slot} is freed, but nobody"):
+        store.release(slot)
+    with pytest.raises(InvariantError, match=f"slot {slot} is shared, but nobody"):
+        store.share(slot)
     assert store.num_used == 1
 
 
-def test_freeing_twice_is_refused() -> None:
+def test_a_shared_slot_is_free_when_its_last_holder_is_gone() -> None:
     store = StateStore(2)
-    slot = store.acquire(0)
+    slot = store.acquire()
     assert slot is not None
-    store.release(0, slot)
-    with pytest.raises(InvariantError, match="nobody owns"):
-        store.release(0, slot)
+    assert store.share(slot) == slot
+    store.release(slot)
+    assert store.num_free == 0
+    store.release(slot)
+    assert store.num_free == 1
+    with pytest.raises(InvariantError, match="nobody holds it"):
+        store.release(slot)
+
+
+@pytest.mark.parametrize("holders", [[], [1], [1, 1, 1], [1, 2], [1, 1, 2, 3]])
+def test_check_compares_with_the_holders(holders: list[int]) -> None:
+    store = StateStore(5)
+    store.acquire(), store.acquire(), store.share(1)
+    store.check([2, 1, 1])
+    with pytest.raises(InvariantError, match="slots are held"):
+        store.check(holders)
 
 
 def test_a_store_without_slots_is_refused() -> None:
@@ -44,24 +60,29 @@ def test_a_store_without_slots_is_refused() -> None:
         StateStore(1)
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.integers(0, 6))))
-def test_conservation_under_any_calls(calls: list[tuple[bool, int, int]]) -> None:
+@given(st.lists(st.tuples(st.sampled_from(("acquire", "share", "release")), st.integers(0, 6))))
+def test_conservation_under_any_calls(calls: list[tuple[str, int]]) -> None:
     store = StateStore(6)
-    owners: dict[int, int] = {}
-    for is_acquire, owner, slot in calls:
-        if is_acquire:
-            got = store.acquire(owner)
-            free = sorted(set(range(1, 6)) - owners.keys())
+    held: Counter[int] = Counter()
+    for call, slot in calls:
+        if call == "acquire":
+            got = store.acquire()
+            free = sorted(set(range(1, 6)) - held.keys())
             assert got == (free[0] if free else None)
-            if got is not None:
-                owners[got] = owner
-        elif owners.get(slot) == owner:
-            store.release(owner, slot)
-            del owners[slot]
-        else:
+            held.update([got] if got is not None else [])
+        elif held[slot] == 0:
             with pytest.raises(InvariantError):
-                store.release(owner, slot)
-        store.check()
-        assert store.num_used == len(owners)
-        for candidate in range(4):
-            assert store.slots_of(candidate) == {s for s, o in owners.items() if o == candidate}
+                store.share(slot) if call == "share" else store.release(slot)
+        elif call == "share":
+            store.share(slot)
+            held[slot] += 1
+        else:
+            store.release(slot)
+            held[slot] -= 1
+        held = +held
+        store.check(held.elements())
+        assert store.num_used == len(held)
+        for picked in ([1], [1, 1, 2], list(held.elements())):
+            named = [slot for slot in picked if held[slot] >= picked.count(slot)]
+            freed = sum(held[slot] == named.count(slot) for slot in set(named))
+            assert store.reclaimable(named) == freed
