@@ -1,11 +1,11 @@
 """ContextPolicy: what the worker asks of the context cache, and when.
 
-    arrive -> choose -> (reached)* -> finished | left         per request
-    relieve, next_transfer, transferred                       under pressure; when transfers idle
+    arrive -> choose -> (bound | unpin) -> (reached)* -> finished? -> left    per request
+    relieve, next_transfer, transferred                  under pressure; when transfers idle
 
 All calls come from the worker, on the loop, between units; none of them waits. The policy owns
 the checkpoints it captured, and nobody else releases them. Snapshots of paused requests are the
-worker's.
+worker's; a request that lost its Snapshot is chosen for, and bound, once more.
 """
 
 from __future__ import annotations
@@ -49,7 +49,12 @@ class ContextPolicy(Protocol):
 
     def choose(self, ticket: int) -> SourceChoice:
         """The best source now. It is pinned (never released or dropped from the device) until
-        `bound` or `left`; a second call replaces the first pin."""
+        `bound`, `unpin` or `left`; a second call replaces the first pin. With a `move` the pin
+        also holds the copy that is to be moved."""
+
+    def unpin(self, ticket: int) -> None:
+        """The choice is not used now; the request goes on waiting. Without effect when there is no
+        pin."""
 
     def bound(self, ticket: int, choice: SourceChoice) -> None:
         """The sequence was opened from the choice."""
@@ -62,16 +67,20 @@ class ContextPolicy(Protocol):
 
     def finished(
         self, ticket: int, handle: SequenceHandle, accepted: tuple[int, ...], frontier: int
-    ) -> None:
+    ) -> bool:
         """The request ended well; its sequence is still open. `accepted` are its output tokens,
-        `frontier` of prompt and output are in State and KV."""
+        `frontier` of prompt and output are in State and KV. True when the policy has ended the
+        residence itself (`Program.pause`, whose Snapshot it keeps); else the worker closes it."""
 
     def left(self, ticket: int) -> None:
         """The request is over, in whatever way; always called once, also after `finished`."""
 
     def relieve(self, need: Amounts) -> bool:
-        """Free device memory of optional checkpoints towards `need` (pages, slots). False when
-        nothing more can be freed; else call again until it is enough."""
+        """Free memory of optional checkpoints towards `need` (pages, slots, host blocks). False
+        when nothing more can be freed; else call again until it is enough."""
+
+    def reclaimable(self) -> Amounts:
+        """What `relieve` could free in all, now; asked only when free memory is short."""
 
     def next_transfer(self, *, is_idle: bool) -> TransferPlan | None:
         """Background work for the free transfer slot; `is_idle`: no request is in the engine."""
@@ -79,8 +88,11 @@ class ContextPolicy(Protocol):
     def transferred(self, plan: TransferPlan, transfer: Transfer | None, *, is_ok: bool) -> None:
         """How a plan ended; `transfer` is None when it could not begin."""
 
-    def note_rates(self, *, prefill_tokens_s: float, move_bytes_s: float) -> None:
-        """Measured rates for the cost model, from time to time."""
+    def note_rates(
+        self, *, prefill_tokens_s: float | None = None, move_tokens_s: float | None = None
+    ) -> None:
+        """Measured rates for the cost model, from time to time: prompt tokens computed, and tokens
+        of checkpoints (pages and StateImage) moved between device and host, a second."""
 
     def flush(self) -> None:
         """Release all that is not in use."""
