@@ -99,6 +99,11 @@ def parse_bytes(text: str) -> int:
     return value
 
 
+def parse_bytes_or_none(text: str) -> int:
+    """`parse_bytes`, and 0."""
+    return 0 if text.strip() == "0" else parse_bytes(text)
+
+
 def parse_bool(text: str) -> bool:
     lowered = text.strip().lower()
     if lowered in {"1", "true", "yes", "on"}:
@@ -170,8 +175,35 @@ class EngineOptions:
     )
     memory_budget: int | None = option(
         None,
-        "bytes for weights, KV pages and states together (512MiB, 2GiB);"
-        " default what the running lanes can use, within half of the free memory",
+        "bytes for weights, KV pages and states together (512MiB, 2GiB); default within half of"
+        " the free memory what the running lanes can use and 64 MiB for the context cache, on a GPU"
+        " all that is free less 1 GiB",
+        parse=parse_bytes,
+        metavar="SIZE",
+    )
+    cache_slots: int | None = option(
+        None,
+        "saved states the context cache can hold on the device, for models with linear attention;"
+        " default one for every seven times its bytes of KV pages, at most 512",
+        parse=parse_int(0, 65_536),
+        metavar="N",
+    )
+    host_cache_bytes: int | None = option(
+        None,
+        "host memory of the context cache, beside the memory budget; 0 = off; default a sixteenth"
+        " of the free memory, at most 64 MiB, on a GPU a quarter, at most 8 GiB",
+        parse=parse_bytes_or_none,
+        metavar="SIZE",
+    )
+    cache_dir: str | None = option(
+        None,
+        "folder in which the context cache outlives the server; its files hold what was read from"
+        " prompts; needs host memory of the cache; default none",
+        metavar="DIR",
+    )
+    cache_dir_bytes: int = option(
+        8 << 30,
+        "most bytes of the files in that folder; the least recently used go first",
         parse=parse_bytes,
         metavar="SIZE",
     )

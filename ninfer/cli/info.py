@@ -86,6 +86,7 @@ def _plan_rows(plan: MemoryPlan | str) -> list[tuple[str, str]]:
         ("  KV pages", f"{_mib(plan.kv_bytes)}, {capacity.num_pages} pages"),
         ("  states", f"{_mib(plan.state_bytes)}, {capacity.num_slots} slots"),
         ("  workspace", _mib(plan.workspace_bytes)),
+        ("  host cache", f"{_mib(plan.host_bytes)} beside the budget"),
         ("  lanes", f"{capacity.max_concurrency}, each up to {capacity.max_context} tokens"),
     ]
 

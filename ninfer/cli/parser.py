@@ -33,6 +33,7 @@ T = TypeVar("T")
 
 MODEL_VARIABLE: Final = environment_name_of("model")
 _ONE_LANE: Final = {"max_concurrency": 1}
+_ONE_REQUEST: Final = {**_ONE_LANE, "host_cache_bytes": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +71,17 @@ COMMANDS: Final = (
         "run",
         "answer one prompt on stdout",
         (RunOptions, ChatOptions, SamplingOptions, EngineOptions),
-        _ONE_LANE,
+        _ONE_REQUEST,
     ),
     Command("info", "say what a model is and what it needs", (InfoOptions, EngineOptions)),
     Command(
         "score", "measure a text's likelihood: NLL, perplexity, logits",
-        (ScoreOptions, EngineOptions), _ONE_LANE,
+        (ScoreOptions, EngineOptions), _ONE_REQUEST,
     ),
     Command("convert", "write a model directory as one .ninfer file", (ConvertOptions,)),
     Command(
-        "bench", "measure prompts and decode steps on a GPU", (BenchOptions, EngineOptions)
+        "bench", "measure prompts and decode steps on a GPU",
+        (BenchOptions, EngineOptions), {"host_cache_bytes": 0},
     ),
     Command(
         "kernels", "compile the GPU kernels ahead of time", (KernelsOptions,), action="build"

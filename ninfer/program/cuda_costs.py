@@ -16,6 +16,7 @@ from ninfer.program.executors.cuda_workspace import carve_workspace
 
 RESERVE_BYTES: Final = 1 << 30
 """Left free for the driver, cuBLAS, loaded kernels and graphs."""
+_MOST_HOST_BYTES: Final = 8 << 30
 _PREFILL_CHUNK: Final = 2048
 
 
@@ -38,6 +39,13 @@ class CudaCosts:
 
     def default_budget_bytes(self, available_bytes: int) -> int:
         return max(0, available_bytes - RESERVE_BYTES)
+
+    @property
+    def default_cache_bytes(self) -> int | None:
+        return None
+
+    def default_host_bytes(self, host_bytes: int) -> int:
+        return min(host_bytes // 4, _MOST_HOST_BYTES)
 
     def page_bytes(self) -> int:
         return cuda_memory.page_bytes(self.config, self.kv_dtype)

@@ -17,6 +17,7 @@ from ninfer.contract.model import ModelConfig, ModelSource
 from ninfer.contract.units import MemoryPlan
 from ninfer.kernels.library import DeviceLimits
 from ninfer.options import EngineOptions, flag_of
+from ninfer.program import host_memory
 from ninfer.program.cuda_costs import CudaCosts
 from ninfer.program.executors.cuda import CudaExecutor
 from ninfer.program.executors.cuda_device import CudaDevice
@@ -58,12 +59,9 @@ class BuiltExecutor:
     plan: CudaPlan
 
 
-def load_cuda(
-    source: ModelSource, options: EngineOptions, progress: LoadProgress
-) -> tuple[CudaExecutor, MemoryPlan]:
+def load_cuda(source: ModelSource, options: EngineOptions, progress: LoadProgress) -> BuiltExecutor:
     """Raises OptionError, ModelFileError and DeviceError; nothing stays behind then."""
-    built = build_cuda(source.config, open_device(options), options, source_fill(source, progress))
-    return built.executor, built.plan.memory
+    return build_cuda(source.config, open_device(options), options, source_fill(source, progress))
 
 
 def plan_cuda(source: ModelSource, options: EngineOptions) -> MemoryPlan:
@@ -148,6 +146,7 @@ def _plan_format(
         options,
         weights_bytes=weights.num_bytes,
         available_bytes=free_bytes,
+        host_bytes=host_memory.available_bytes() or 0,
         costs=costs,
     )
     return CudaPlan(name, weights, memory, options.kv_dtype)

@@ -6,8 +6,10 @@ leaves nothing half-loaded behind. The CUDA executor and what it needs are impor
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 
 from ninfer.contract.arrays import Float32Array
 from ninfer.contract.errors import OptionError
@@ -15,9 +17,13 @@ from ninfer.contract.model import ModelConfig, ModelSource
 from ninfer.contract.units import Capacity, Executor, MemoryPlan
 from ninfer.options import EngineOptions, flag_of
 from ninfer.program import host_cpus, host_memory, memory_costs
+from ninfer.program.model_fingerprint import model_fingerprint
 from ninfer.program.planner import plan_memory
 from ninfer.program.program import ModelProgram
+from ninfer.program.stores.disk_store import DiskLayout, DiskStore
 from ninfer.program.weight_reader import read_weights
+
+_logger = logging.getLogger(__name__)
 
 
 def load_program(
@@ -26,15 +32,17 @@ def load_program(
     """Load the text component; may run in a thread.
 
     `progress(stage, done_bytes, total_bytes)` is called with stage "weights", first with nothing
-    done and after each object. Raises OptionError (executor, memory, context), ModelFileError and
-    DeviceError.
+    done and after each object. Raises OptionError (executor, memory, context, cache folder),
+    ModelFileError and DeviceError.
     """
     if _takes_cuda(options):
         from ninfer.program.cuda_loader import load_cuda
 
-        executor, plan = load_cuda(source, options, progress)
-        return ModelProgram(source.config, executor, plan.capacity), plan
-    return _load_cpu(source, options, progress)
+        built = load_cuda(source, options, progress)
+        numbers = f"cuda {built.plan.weight_format} {built.plan.kv_dtype}"
+        return _make_program(source, options, built.executor, built.plan.memory, numbers)
+    executor, plan = _load_cpu(source, options, progress)
+    return _make_program(source, options, executor, plan, "cpu float32")
 
 
 def plan_model(source: ModelSource, options: EngineOptions) -> MemoryPlan:
@@ -68,7 +76,7 @@ def _takes_cuda(options: EngineOptions) -> bool:
 
 def _load_cpu(
     source: ModelSource, options: EngineOptions, progress: Callable[[str, int, int], None]
-) -> tuple[ModelProgram, MemoryPlan]:
+) -> tuple[Executor, MemoryPlan]:
     plan = _plan_cpu(source, options)
     weights: dict[str, Float32Array] = {}
     with ExitStack() as undo:
@@ -82,10 +90,42 @@ def _load_cpu(
                 flag_of("memory_budget"),
                 f"the system gives less memory than the plan's {plan.total_bytes:,} bytes",
             ) from error
+        undo.pop_all()
+    return executor, plan
+
+
+def _make_program(
+    source: ModelSource, options: EngineOptions, executor: Executor, plan: MemoryPlan, numbers: str
+) -> tuple[ModelProgram, MemoryPlan]:
+    """The Program over an executor, which it owns; on an error the executor is closed."""
+    with ExitStack() as undo:
         undo.callback(executor.close)
-        program = ModelProgram(source.config, executor, plan.capacity)
+        disk = _open_disk(source, options, executor, plan, numbers)
+        if disk is not None:
+            undo.callback(disk.close)
+        program = ModelProgram(source.config, executor, plan.capacity, disk)
         undo.pop_all()
     return program, plan
+
+
+def _open_disk(
+    source: ModelSource, options: EngineOptions, executor: Executor, plan: MemoryPlan, numbers: str
+) -> DiskStore | None:
+    if options.cache_dir is None:
+        return None
+    if plan.capacity.num_host_blocks == 0:
+        _logger.warning("cache: %s is not used without host memory", options.cache_dir)
+        return None
+    block_bytes = executor.page_bytes
+    num_state_blocks = -(-executor.slot_bytes // block_bytes)
+    try:
+        fingerprint = model_fingerprint(source, numbers)
+        layout = DiskLayout(fingerprint, block_bytes, num_state_blocks)
+        return DiskStore(Path(options.cache_dir), options.cache_dir_bytes, layout)
+    except OSError as error:
+        raise OptionError(
+            flag_of("cache_dir"), f"{options.cache_dir}: {error.strerror or error}"
+        ) from error
 
 
 def _plan_cpu(source: ModelSource, options: EngineOptions) -> MemoryPlan:
@@ -101,6 +141,7 @@ def _plan_cpu(source: ModelSource, options: EngineOptions) -> MemoryPlan:
         options,
         weights_bytes=memory_costs.weights_bytes_of(source.objects),
         available_bytes=available,
+        host_bytes=available,
     )
 
 

@@ -21,6 +21,8 @@ from ninfer.ops.paged_attention import KEY_BLOCK_TOKENS
 from ninfer.program.executors.cpu import PASS_TOKENS
 
 _FLOAT32_BYTES: Final = 4
+_CACHE_BYTES: Final = 64 << 20
+"""On this executor a tier is worth little: prefill is slow, but so few tokens are."""
 _SAMPLER_BYTES: Final = 40
 """A vocabulary entry while one row is sampled: float64 weights, sums and noise, an order."""
 
@@ -36,6 +38,14 @@ class MemoryCosts(Protocol):
         """What `default_budget_bytes` is, in words: `half of what is free`."""
 
     def default_budget_bytes(self, available_bytes: int) -> int: ...
+
+    @property
+    def default_cache_bytes(self) -> int | None:
+        """Most bytes that a default budget has beyond the lanes' contexts, for checkpoints; None:
+        all of it."""
+
+    def default_host_bytes(self, host_bytes: int) -> int:
+        """The host tier, when `host_bytes` are free on the host."""
 
     def page_bytes(self) -> int:
         """0 for a model without attention layers."""
@@ -63,6 +73,13 @@ class CpuCosts:
 
     def default_budget_bytes(self, available_bytes: int) -> int:
         return available_bytes // 2
+
+    @property
+    def default_cache_bytes(self) -> int | None:
+        return _CACHE_BYTES
+
+    def default_host_bytes(self, host_bytes: int) -> int:
+        return min(host_bytes // 16, _CACHE_BYTES)
 
     def page_bytes(self) -> int:
         return page_bytes(self.config)

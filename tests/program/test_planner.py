@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ninfer.contract.errors import OptionError
 from ninfer.contract.model import ModelConfig, MoeConfig
-from ninfer.contract.units import Capacity, MemoryPlan
+from ninfer.contract.units import MemoryPlan
 from ninfer.convert.source import open_model
 from ninfer.options import EngineOptions
 from ninfer.program import memory_costs
@@ -41,7 +41,9 @@ def plan_within(budget: int, config: ModelConfig, options: EngineOptions) -> Mem
     """None when the least that runs does not fit."""
     options = dataclasses.replace(options, memory_budget=budget)
     try:
-        return plan_memory(config, options, weights_bytes=WEIGHTS, available_bytes=PLENTY)
+        return plan_memory(
+            config, options, weights_bytes=WEIGHTS, available_bytes=PLENTY, host_bytes=PLENTY
+        )
     except OptionError:
         return None
 
@@ -57,9 +59,9 @@ def test_a_plan_stays_within_the_budget(
     capacity = plan.capacity
     needed = -(-capacity.max_context // 64)
     assert 1 <= capacity.max_context <= config.max_position_embeddings
-    assert needed <= capacity.num_pages <= options.max_concurrency * needed
+    assert needed <= capacity.num_pages
     assert capacity.prefill_chunk == min(options.prefill_chunk or 256, capacity.max_context)
-    assert capacity.num_slots == 2 * options.max_concurrency + 1
+    assert capacity.num_slots >= 2 * options.max_concurrency + 1
     assert capacity.max_concurrency == options.max_concurrency
 
 
@@ -74,6 +76,8 @@ def test_more_memory_never_means_less(
     assert large is not None
     assert large.capacity.max_context >= small.capacity.max_context
     assert large.capacity.num_pages >= small.capacity.num_pages
+    if config.num_attention_layers:
+        assert large.capacity.num_slots >= small.capacity.num_slots
 
 
 @given(CONFIGS, OPTIONS)
@@ -86,6 +90,7 @@ def test_the_named_need_is_enough_and_one_byte_less_is_not(
             dataclasses.replace(options, memory_budget=1),
             weights_bytes=WEIGHTS,
             available_bytes=PLENTY,
+            host_bytes=PLENTY,
         )
     needed = int(caught.value.message.split(" needs ")[1].split(" bytes")[0].replace(",", ""))
     plan = plan_within(needed, config, options)
@@ -112,26 +117,91 @@ def test_a_plan_takes_just_what_it_says(
 def test_an_explicit_context_is_kept_or_refused(
     config: ModelConfig, options: EngineOptions, budget: int, max_context: int
 ) -> None:
-    free = dataclasses.replace(options, max_context=None)
-    longest = plan_within(budget, config, free)
-    plan = plan_within(budget, config, dataclasses.replace(options, max_context=max_context))
+    """Slots that were not asked for yield to it; those that were asked for do not."""
+    wanted = dataclasses.replace(options, max_context=max_context)
+    bare = dataclasses.replace(options, cache_slots=0)
+    longest = plan_within(budget, config, bare)
+    plan = plan_within(budget, config, wanted)
     if longest is None or max_context > longest.capacity.max_context:
         assert plan is None
     else:
         assert plan is not None
         assert plan.capacity.max_context == max_context
         assert plan.total_bytes <= budget
+        slots = plan_within(budget, config, dataclasses.replace(wanted, cache_slots=40))
+        assert slots is None or slots.capacity.num_slots == 2 * options.max_concurrency + 41
 
 
-def test_plenty_of_memory_gives_every_lane_the_whole_context() -> None:
+def test_plenty_of_memory_gives_every_lane_the_whole_context_and_the_cache_its_default() -> None:
     config = hybrid_config(max_position_embeddings=1000)
-    plan = plan_memory(config, EngineOptions(), weights_bytes=WEIGHTS, available_bytes=PLENTY)
-    assert plan.capacity == Capacity(8, 1000, 8 * 16, 17, 256)
+    plan = plan_memory(
+        config, EngineOptions(), weights_bytes=WEIGHTS, available_bytes=PLENTY, host_bytes=PLENTY
+    )
+    capacity, detail = plan.capacity, plan.detail
+    assert (capacity.max_concurrency, capacity.max_context, capacity.prefill_chunk) == (
+        8,
+        1000,
+        256,
+    )
+    cache_bytes = (capacity.num_pages - 8 * 16) * detail["page_bytes"]
+    cache_bytes += (capacity.num_slots - 17) * detail["slot_bytes"]
+    assert 64 * MIB - detail["page_bytes"] - detail["slot_bytes"] < cache_bytes <= 64 * MIB
+    assert capacity.num_host_blocks == 64 * MIB // detail["page_bytes"]
+    assert plan.host_bytes == capacity.num_host_blocks * detail["page_bytes"]
+
+
+def test_a_budget_that_was_asked_for_is_used_whole() -> None:
+    config = hybrid_config(max_position_embeddings=1000)
+    plan = plan_within(900 * MIB, config, EngineOptions())
+    assert plan is not None
+    least = plan.detail["page_bytes"] + plan.detail["slot_bytes"]
+    assert 900 * MIB - least < plan.total_bytes <= 900 * MIB
+    assert plan.capacity.num_pages > 8 * 16
+
+
+def test_an_eighth_of_what_grows_is_for_saved_states() -> None:
+    config = hybrid_config(max_position_embeddings=1000)
+    plan = plan_within(900 * MIB, config, EngineOptions())
+    assert plan is not None
+    slots = (plan.capacity.num_slots - 17) * plan.detail["slot_bytes"]
+    share = slots / (slots + plan.kv_bytes)
+    assert share <= 1 / 8 or plan.capacity.num_slots == 17 + plan.capacity.num_pages // 4
+
+
+@pytest.mark.parametrize(("wanted", "blocks"), [(0, 0), (3 * MIB, None), (PLENTY, None)])
+def test_host_memory_is_what_was_asked_for(wanted: int, blocks: int | None) -> None:
+    options = EngineOptions(host_cache_bytes=wanted, memory_budget=90 * MIB)
+
+    def plan_with(host_bytes: int) -> MemoryPlan:
+        return plan_memory(
+            hybrid_config(),
+            options,
+            weights_bytes=WEIGHTS,
+            available_bytes=PLENTY,
+            host_bytes=host_bytes,
+        )
+
+    plan = plan_with(PLENTY)
+    expected = wanted // plan.detail["page_bytes"] if blocks is None else blocks
+    assert plan.capacity.num_host_blocks == expected
+    if wanted:
+        with pytest.raises(OptionError, match=r"--host-cache-bytes: .* bytes are free"):
+            plan_with(wanted - 1)
+
+
+def test_a_model_without_kv_pages_has_no_host_tier() -> None:
+    plan = plan_within(90 * MIB, hybrid_config(mixers="GG"), EngineOptions(cache_slots=5))
+    assert plan is not None
+    assert (plan.capacity.num_host_blocks, plan.capacity.num_slots) == (0, 22)
 
 
 def test_the_default_budget_is_half_of_what_is_free() -> None:
     plan = plan_memory(
-        hybrid_config(), EngineOptions(), weights_bytes=WEIGHTS, available_bytes=101 * MIB + 1
+        hybrid_config(),
+        EngineOptions(),
+        weights_bytes=WEIGHTS,
+        available_bytes=101 * MIB + 1,
+        host_bytes=0,
     )
     assert plan.budget_bytes == 101 * MIB // 2
 
@@ -142,7 +212,8 @@ def test_a_short_budget_shortens_the_context_to_one_pool() -> None:
     assert plan is not None
     assert plan.capacity.max_context == plan.capacity.num_pages * 64
     assert 64 < plan.capacity.max_context < 262_144
-    assert plan.budget_bytes - plan.total_bytes < plan.detail["page_bytes"]
+    least = plan.detail["page_bytes"] + plan.detail["slot_bytes"]
+    assert plan.budget_bytes - plan.total_bytes < least
 
 
 @pytest.mark.parametrize(
@@ -168,7 +239,9 @@ def test_what_does_not_fit_names_flag_need_and_budget(
 ) -> None:
     config = hybrid_config(max_position_embeddings=262_144)
     with pytest.raises(OptionError, match=message):
-        plan_memory(config, options, weights_bytes=WEIGHTS, available_bytes=available)
+        plan_memory(
+            config, options, weights_bytes=WEIGHTS, available_bytes=available, host_bytes=available
+        )
 
 
 def test_a_model_without_gdn_needs_no_state_memory() -> None:
@@ -188,6 +261,7 @@ def test_planned_bytes_are_what_the_executor_allocates(path: Path) -> None:
         EngineOptions(max_concurrency=2, max_context=100),
         weights_bytes=weights_bytes,
         available_bytes=PLENTY,
+        host_bytes=PLENTY,
     )
     memory = cpu_memory.allocate(source.config, plan.capacity)
     assert plan.kv_bytes == memory.k_pages.nbytes + memory.v_pages.nbytes
@@ -201,6 +275,7 @@ def test_the_demo_model_with_eight_lanes_stays_under_400_megabytes() -> None:
         EngineOptions(),
         weights_bytes=memory_costs.weights_bytes_of(source.objects),
         available_bytes=PLENTY,
+        host_bytes=PLENTY,
     )
-    assert plan.total_bytes < 250e6
-    assert plan.capacity.num_pages == 8 * 32
+    assert plan.total_bytes + plan.host_bytes < 350e6
+    assert plan.capacity.num_pages > 8 * 32
