@@ -18,9 +18,11 @@ from typing import Final
 from ninfer.contract.errors import InvariantError, RequestError, Unavailable
 from ninfer.contract.generation import EngineHealth, EngineStatus, GenerationRequest, RequestHandle
 from ninfer.contract.program import Program
+from ninfer.engine.context_protocol import ContextPolicy
 from ninfer.engine.event_stream import EventStream
 from ninfer.engine.handle import EngineRequestHandle
 from ninfer.engine.metrics import EngineMetrics
+from ninfer.engine.no_cache import NoCache
 from ninfer.engine.outstanding import Outstanding, Place
 from ninfer.engine.request_checks import OutputBudget, check_request
 from ninfer.engine.request_record import RequestRecord
@@ -35,6 +37,8 @@ class Engine:
 
     max_pending       requests that may wait beyond those that run
     queue_timeout_s   longest wait for a lane; a request may bring its own
+    policy            the context cache over the same Program; None: no cache
+    max_decode_gap_s  longest time a running stream may stand still for a prefill chunk; None: any
     clock             seconds, monotonic
     """
 
@@ -44,6 +48,8 @@ class Engine:
         *,
         max_pending: int,
         queue_timeout_s: float,
+        policy: ContextPolicy | None = None,
+        max_decode_gap_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._program = program
@@ -53,7 +59,12 @@ class Engine:
         self._metrics = EngineMetrics()
         self._outstanding = Outstanding(self._capacity.max_concurrency + max_pending)
         self._worker = Worker(
-            program, queue_timeout_s=queue_timeout_s, clock=clock, metrics=self._metrics
+            program,
+            policy=NoCache() if policy is None else policy,
+            queue_timeout_s=queue_timeout_s,
+            max_decode_gap_s=max_decode_gap_s,
+            clock=clock,
+            metrics=self._metrics,
         )
         self._task: asyncio.Task[None] | None = None
         self._num_tickets = 0
@@ -110,6 +121,10 @@ class Engine:
 
     def now(self) -> float:
         return self._clock()
+
+    def flush_cache(self) -> None:
+        """Release all that the context cache holds and nobody uses, at the next boundary."""
+        self._worker.inbox.ask_flush()
 
     def close_admission(self) -> None:
         self._is_admission_closed = True

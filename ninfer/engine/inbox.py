@@ -17,6 +17,7 @@ class Inbox:
         self._cancelled: deque[RequestRecord] = deque()
         self._eviction: NInferError | None = None
         self._is_stopping = False
+        self._wants_flush = False
         self._wake = asyncio.Event()
 
     @property
@@ -62,6 +63,19 @@ class Inbox:
     def take_eviction(self) -> NInferError | None:
         taken, self._eviction = self._eviction, None
         return taken
+
+    def ask_flush(self) -> None:
+        """Have the context cache released."""
+        self._wants_flush = True
+        self._wake.set()
+
+    def take_flush(self) -> bool:
+        taken, self._wants_flush = self._wants_flush, False
+        return taken
+
+    def wake(self) -> None:
+        """Something the worker waits for has happened."""
+        self._wake.set()
 
     async def wait(self) -> None:
         """Until something was put in since the last wait."""

@@ -41,6 +41,11 @@ class EngineMetrics:
     prompt_tokens_total, completion_tokens_total   committed
     queue_s_total / num_admitted, ttft_s_total / num_first_tokens   ttft includes the queue
     decode_rows_total / num_decode_units   mean batch size
+    cached_tokens_total   prompt tokens that newcomers got from the context cache; not computed
+    num_pauses, num_resumes   of residents for want of memory or a lane
+    num_replays           resumes that fed again what had been fed
+    num_snapshots_lost    Snapshots of paused requests that were given up
+    replayed_tokens_total   inputs that were fed again
     request_s_mean        smoothed duration of requests that ran to their end
     """
 
@@ -56,6 +61,12 @@ class EngineMetrics:
     num_decode_units: int = 0
     decode_rows_total: int = 0
     non_finite_rows_total: int = 0
+    cached_tokens_total: int = 0
+    num_pauses: int = 0
+    num_resumes: int = 0
+    num_replays: int = 0
+    num_snapshots_lost: int = 0
+    replayed_tokens_total: int = 0
     request_s_mean: float | None = None
 
     def note_admitted(self, queue_s: float) -> None:

@@ -1,11 +1,14 @@
 """RequestRecord: everything the worker knows of one request, and the phases of its life.
 
-    WAITING --admitted--> PREFILL --first token--> DECODE_READY
-       |                     |                          |
-       |                     +-----> MODEL_FINISHED <---+
-       +------------------------------> DONE <--- lane returned
+    WAITING -> MATERIALIZING -> PREFILL -> DECODE_READY -> MODEL_FINISHED -> DONE
+       |        |    ^    |       |  ^       |    ^   |        ^
+       |        |    |    +-------+--|-------+----|---+--------+
+       |        |    |               |       |  REPLAY
+       |        v    +--------- PAUSED <-----+    ^
+       +----> DONE <-------------- | -------------+
 
-`move` is the only writer of the phase. A record belongs to the worker from submit on.
+`move` is the only writer of the phase; `NEXT` has every legal move. A record belongs to the worker
+from submit on.
 """
 
 from __future__ import annotations
@@ -16,9 +19,10 @@ from enum import Enum, auto
 from types import MappingProxyType
 from typing import Final
 
+from ninfer.contract.cache import CacheUse
 from ninfer.contract.errors import InvariantError
 from ninfer.contract.generation import GenerationRequest, Timings, Usage
-from ninfer.contract.program import SequenceHandle
+from ninfer.contract.program import PausedSequence, SequenceHandle
 from ninfer.engine.event_stream import EventStream
 from ninfer.engine.outstanding import Place
 from ninfer.engine.request_checks import OutputBudget
@@ -27,21 +31,33 @@ from ninfer.engine.request_checks import OutputBudget
 class Phase(Enum):
     WAITING = auto()
     """Ticketed; owns no lane, page or slot."""
+    MATERIALIZING = auto()
+    """Owns a lane in the Scheduler, none in the Program: its source comes up a tier first."""
     PREFILL = auto()
-    """Owns a lane; some prompt inputs are not committed yet."""
+    """Owns a lane; some prompt inputs are not committed yet and nothing was accepted."""
+    REPLAY = auto()
+    """Owns a lane; inputs that were fed before a pause are fed again."""
     DECODE_READY = auto()
     """Owns a lane; the newest accepted token is the next input."""
+    PAUSED = auto()
+    """Owns no lane; `paused` holds its ledger and perhaps its Snapshot."""
     MODEL_FINISHED = auto()
     """Needs no further unit; still owns its lane."""
     DONE = auto()
     """Owns nothing; its terminal event is formed."""
 
 
+_RESIDENT: Final = frozenset({Phase.PREFILL, Phase.REPLAY, Phase.DECODE_READY})
+_ENDS: Final = frozenset({Phase.PAUSED, Phase.MODEL_FINISHED})
+
 NEXT: Final[Mapping[Phase, frozenset[Phase]]] = MappingProxyType(
     {
-        Phase.WAITING: frozenset({Phase.PREFILL, Phase.DONE}),
-        Phase.PREFILL: frozenset({Phase.DECODE_READY, Phase.MODEL_FINISHED}),
-        Phase.DECODE_READY: frozenset({Phase.MODEL_FINISHED}),
+        Phase.WAITING: frozenset({Phase.MATERIALIZING, Phase.PREFILL, Phase.DONE}),
+        Phase.MATERIALIZING: _RESIDENT | {Phase.PAUSED, Phase.DONE},
+        Phase.PREFILL: _ENDS | {Phase.DECODE_READY},
+        Phase.REPLAY: _ENDS | {Phase.DECODE_READY},
+        Phase.DECODE_READY: _ENDS,
+        Phase.PAUSED: _RESIDENT | {Phase.MATERIALIZING, Phase.DONE},
         Phase.MODEL_FINISHED: frozenset({Phase.DONE}),
         Phase.DONE: frozenset(),
     }
@@ -55,9 +71,15 @@ class RequestRecord:
 
     ticket             order of arrival; names the request in the Scheduler
     budget             most output tokens and why the last of them ends the request
+    sequence           while resident
+    paused             from the pause until the sequence is open again
     is_cancelled       the consumer asked for the end
-    completion_tokens  committed output tokens
-    reasoning_tokens   of these, as the session counts them
+    accepted           committed output tokens, in order
+    reasoning_tokens   how many of these are reasoning, as the session counts
+    num_prefilled      prompt tokens that were ever committed or taken from the cache
+    old_frontier       where the last pause was; what lies before it is no news
+    captures           frontiers at which the context cache wants to be told
+    cache_use          what the first start got from the context cache
     """
 
     ticket: int
@@ -68,16 +90,30 @@ class RequestRecord:
     submitted_s: float
     phase: Phase = field(default=Phase.WAITING, init=False)
     sequence: SequenceHandle | None = field(default=None, init=False)
+    paused: PausedSequence | None = field(default=None, init=False)
     is_cancelled: bool = field(default=False, init=False)
     admitted_s: float | None = field(default=None, init=False)
     first_token_s: float | None = field(default=None, init=False)
     last_token_s: float | None = field(default=None, init=False)
-    completion_tokens: int = field(default=0, init=False)
+    accepted: list[int] = field(default_factory=list, init=False)
     reasoning_tokens: int = field(default=0, init=False)
+    num_prefilled: int = field(default=0, init=False)
+    old_frontier: int = field(default=0, init=False)
+    captures: frozenset[int] = field(default=frozenset(), init=False)
+    cache_use: CacheUse | None = field(default=None, init=False)
 
     @property
     def request_id(self) -> str:
         return self.request.request_id
+
+    @property
+    def completion_tokens(self) -> int:
+        return len(self.accepted)
+
+    @property
+    def is_resident(self) -> bool:
+        """Units can run for it."""
+        return self.phase in _RESIDENT
 
     @property
     def resident(self) -> SequenceHandle:
@@ -85,6 +121,13 @@ class RequestRecord:
         if self.sequence is None:
             raise InvariantError(f"request {self.request_id} has no open sequence")
         return self.sequence
+
+    @property
+    def ledger(self) -> PausedSequence:
+        """What a resume needs. InvariantError for a request that was not paused."""
+        if self.paused is None:
+            raise InvariantError(f"request {self.request_id} is not paused")
+        return self.paused
 
     def move(self, to: Phase) -> None:
         if to not in NEXT[self.phase]:
@@ -98,6 +141,7 @@ class RequestRecord:
             prompt_tokens=self.request.prompt.num_tokens,
             completion_tokens=self.completion_tokens,
             reasoning_tokens=self.reasoning_tokens,
+            cache=self.cache_use,
         )
 
     def timings(self, now: float) -> Timings:

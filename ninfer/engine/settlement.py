@@ -22,9 +22,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RowVerdict:
-    """At most one of the three is set; none for an inner prefill chunk or a cancelled row.
+    """At most one of preview, finish and error is set; none for a row that was to produce nothing
+    (an inner prefill chunk, replay) or was cancelled.
 
     preview   tokens to accept and what they show
+    token_ids   of these tokens
     finish    the request ends without having produced output
     error     the request ends; its tokens are not accepted
     """
@@ -32,6 +34,7 @@ class RowVerdict:
     preview: OutputPreview | None = None
     finish: Finish | None = None
     error: NInferError | None = None
+    token_ids: tuple[int, ...] = ()
 
     @property
     def accepted(self) -> int:
@@ -49,7 +52,9 @@ def judge_row(record: RequestRecord, output: RowOutput, *, is_sampled: bool) -> 
     if output.token is None:
         raise InvariantError(f"no token was produced for request {record.request_id}")
     try:
-        return RowVerdict(preview=_preview(record, output.token))
+        return RowVerdict(
+            preview=_preview(record, output.token), token_ids=(output.token.token_id,)
+        )
     except NInferError as error:
         return RowVerdict(error=error)
 

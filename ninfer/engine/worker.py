@@ -1,7 +1,8 @@
 """Worker: the one task that writes request records, the Scheduler and the Program.
 
-    loop:  boundary   take in submissions; cancels, deadlines and queue timeouts; admit
-           launch     reserve and start the next unit: a decode batch or a prefill chunk
+    loop:  boundary   take in submissions; cancels, deadlines, queue timeouts; the open transfer
+           lanes      resume, admit, begin transfers (admission.py)
+           launch     permits and the next unit (units.py, pressure.py)
            publish    events of the unit before, while the device works
            complete   wait for the unit
            settle     preview every row, Program.commit, accounting, session.commit
@@ -12,45 +13,35 @@ every request is answered with `engine_unavailable`, and `failure` says why.
 
 from __future__ import annotations
 
-import asyncio
 import logging
+from asyncio import CancelledError
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Final
 
 from ninfer.contract.errors import InvariantError, NInferError, Unavailable
-from ninfer.contract.generation import (
-    Admitted,
-    Failed,
-    Finish,
-    Finished,
-    FinishReason,
-    OutputDelta,
-    OutputPreview,
-    OutputSession,
-    Progress,
-)
-from ninfer.contract.program import PendingBatch, Program, SequenceSpec, UnitKind
+from ninfer.contract.generation import Admitted, OutputPreview, OutputSession, Progress
+from ninfer.contract.program import Program, UnitKind
+from ninfer.engine.admission import Admission
+from ninfer.engine.background import Background
+from ninfer.engine.context_protocol import ContextPolicy
+from ninfer.engine.endings import Endings
 from ninfer.engine.expiry import Expiry, ExpiryQueue
 from ninfer.engine.inbox import Inbox
 from ninfer.engine.metrics import EngineMetrics
 from ninfer.engine.outbox import Outbox
+from ninfer.engine.pacing import PrefillPace
+from ninfer.engine.pressure import Pressure
 from ninfer.engine.request_record import Phase, RequestRecord
-from ninfer.engine.scheduler import DecodeUnit, PrefillUnit, Scheduler, UnitPlan
+from ninfer.engine.residency import Residency
+from ninfer.engine.scheduler import Scheduler
 from ninfer.engine.settlement import RowVerdict, call_session, judge_row
+from ninfer.engine.transfer_desk import TransferDesk
+from ninfer.engine.units import LaunchedUnit, UnitLauncher
 
 _logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Unit:
-    """A launched unit and the requests of its rows, in row order.
-
-    is_sampled   each row was to produce a token (all units but inner prefill chunks)
-    """
-
-    batch: PendingBatch
-    records: tuple[RequestRecord, ...]
-    is_sampled: bool
+MAX_BARREN_CYCLES: Final = 64
+"""Cycles in a row that changed who has a lane and ran nothing; more of them are a fault."""
 
 
 class Worker:
@@ -60,19 +51,34 @@ class Worker:
         self,
         program: Program,
         *,
+        policy: ContextPolicy,
         queue_timeout_s: float,
+        max_decode_gap_s: float | None,
         clock: Callable[[], float],
         metrics: EngineMetrics,
     ) -> None:
         self.inbox = Inbox()
         self._program = program
+        self._policy = policy
         self._queue_timeout_s = queue_timeout_s
         self._clock = clock
         self._metrics = metrics
-        self._scheduler = Scheduler(program.capacity)
         self._records: dict[int, RequestRecord] = {}
         self._expiries = ExpiryQueue()
         self._outbox = Outbox()
+        self._pace = PrefillPace(max_decode_gap_s)
+        scheduler = self._scheduler = Scheduler(program.capacity)
+        desk = self._desk = TransferDesk(program, clock, self.inbox.wake)
+        residency = self._residency = Residency(program, scheduler, policy, desk, metrics)
+        pressure = self._pressure = Pressure(
+            program, scheduler, policy, desk, residency, self._records
+        )
+        self._admission = Admission(
+            program, scheduler, desk, residency, pressure, self._records, self._note_admitted
+        )
+        self._launcher = UnitLauncher(program, scheduler, pressure, self._pace, self._records)
+        self._background = Background(scheduler, policy, desk, residency)
+        self._endings = Endings(self._release, self._outbox, metrics, clock)
         self._failure: str | None = None
         self._has_ended = False
         self._last_unit_s = clock()
@@ -89,10 +95,14 @@ class Worker:
 
     @property
     def num_waiting(self) -> int:
-        return 0 if self._has_ended else self._scheduler.num_waiting + self.inbox.num_submitted
+        """Without a lane, paused ones among them."""
+        if self._has_ended:
+            return 0
+        return self._scheduler.num_waiting + self._scheduler.num_paused + self.inbox.num_submitted
 
     @property
     def num_running(self) -> int:
+        """With a lane."""
         return 0 if self._has_ended else self._scheduler.num_running
 
     @property
@@ -104,7 +114,7 @@ class Worker:
         """Serve until the inbox says stop. However it ends, every request has been answered."""
         try:
             await self._serve()
-        except asyncio.CancelledError:
+        except CancelledError:
             self._failure = "the engine's task was cancelled"
             raise
         except Exception as error:
@@ -115,16 +125,22 @@ class Worker:
             self._answer_all()
 
     async def _serve(self) -> None:
+        num_barren = 0
         while True:
             self._pass_boundary()
-            unit = self._launch_next()
+            unit = self._launcher.launch_next(self._clock())
             self._outbox.publish()
             if unit is not None:
                 await self._program.complete(unit.batch)
                 self._settle(unit)
+                num_barren = 0
             elif self.inbox.is_stopping:
+                await self._background.finish()
                 return
+            elif self._admission.is_due and num_barren < MAX_BARREN_CYCLES:
+                num_barren += 1
             else:
+                self._check_not_stuck()
                 await self.inbox.wait()
 
     def _pass_boundary(self) -> None:
@@ -133,9 +149,15 @@ class Worker:
         self._evict()
         for record in self.inbox.take_cancelled():
             if record.ticket in self._records:
-                self._cut_off(record, None)
+                self._endings.cut_off(record, None)
         self._expire(now)
-        self._admit(now)
+        if self.inbox.take_flush():
+            self._policy.flush()
+            self._scheduler.note_event()
+        if self._desk.settle():
+            self._scheduler.note_event()
+        self._admission.scan(now)
+        self._background.begin_next(is_idle=not self._records)
         for record in newcomers:
             self._arm_queue_timeout(record)
         self._expiries.prune(len(self._records), self._records.__contains__)
@@ -149,19 +171,17 @@ class Worker:
         return newcomers
 
     def _enqueue(self, record: RequestRecord) -> None:
-        self._scheduler.enqueue(
-            record.ticket,
-            num_prompt_tokens=record.request.prompt.num_tokens,
-            worst_case_pages=record.budget.worst_case_pages,
-        )
-        if record.request.deadline_s is not None:
-            self._expiries.add(record.request.deadline_s, record.ticket, Expiry.DEADLINE)
+        request = record.request
+        self._scheduler.enqueue(record.ticket, num_prompt_tokens=request.prompt.num_tokens)
+        self._residency.policy_of(record).arrive(record.ticket, request)
+        if request.deadline_s is not None:
+            self._expiries.add(request.deadline_s, record.ticket, Expiry.DEADLINE)
 
     def _evict(self) -> None:
         error = self.inbox.take_eviction()
         if error is not None:
             for record in list(self._records.values()):
-                self._end_failed(record, error)
+                self._endings.fail(record, error)
 
     def _expire(self, now: float) -> None:
         for ticket, kind in self._expiries.take_due(now):
@@ -169,30 +189,16 @@ class Worker:
             if record is None:
                 continue
             if kind is Expiry.DEADLINE:
-                self._cut_off(
+                self._endings.cut_off(
                     record, Unavailable("deadline_exceeded", "the request's deadline has passed")
                 )
             elif record.phase is Phase.WAITING:
-                self._end_failed(record, self._queue_timeout(record))
+                self._endings.fail(record, self._queue_timeout(record))
 
-    def _admit(self, now: float) -> None:
-        while (ticket := self._scheduler.next_admission()) is not None:
-            record = self._records[ticket]
-            request = record.request
-            record.sequence = self._program.open_sequence(
-                SequenceSpec(
-                    request_id=request.request_id,
-                    prompt=request.prompt,
-                    sampling=request.sampling,
-                    min_tokens=request.min_tokens,
-                    suppressed_ids=request.suppressed_ids,
-                )
-            )
-            self._scheduler.admit(ticket)
-            record.move(Phase.PREFILL)
-            record.admitted_s = now
-            self._metrics.note_admitted(now - record.submitted_s)
-            self._outbox.add(record, Admitted(record.usage()))
+    def _note_admitted(self, record: RequestRecord) -> None:
+        admitted_s = record.submitted_s if record.admitted_s is None else record.admitted_s
+        self._metrics.note_admitted(admitted_s - record.submitted_s)
+        self._outbox.add(record, Admitted(record.usage()))
 
     def _arm_queue_timeout(self, record: RequestRecord) -> None:
         """For those the first admission left waiting: a free lane wins over a timeout of 0."""
@@ -211,87 +217,73 @@ class Worker:
             self._metrics.retry_after_s(self._program.capacity.max_concurrency),
         )
 
-    def _launch_next(self) -> _Unit | None:
-        for plan in self._scheduler.candidates():
-            unit = self._try_launch(plan)
-            if unit is not None:
-                self._scheduler.note_launched(plan)
-                return unit
-        if self._scheduler.num_running:
-            # Worst cases fit together, so this is an accounting fault; waiting would never end.
-            raise InvariantError("no resident request can get memory for its next unit")
-        return None
+    def _check_not_stuck(self) -> None:
+        """Nothing runs. With requests there and no copy that would change it, waiting would never
+        end: an accounting fault."""
+        if self._records and self._desk.is_free:
+            raise InvariantError(
+                f"none of {len(self._records)} requests can get memory for its next unit"
+            )
 
-    def _try_launch(self, plan: UnitPlan) -> _Unit | None:
-        """Launch with the rows that get their memory; None when none does."""
-        match plan:
-            case PrefillUnit():
-                return self._try_prefill(plan)
-            case DecodeUnit():
-                return self._try_decode(plan)
-
-    def _try_prefill(self, plan: PrefillUnit) -> _Unit | None:
-        record = self._records[plan.ticket]
-        if not self._program.reserve_units(record.resident, plan.num_tokens):
-            return None
-        batch = self._program.launch_prefill(record.resident, plan.num_tokens)
-        return _Unit(batch, (record,), plan.is_last)
-
-    def _try_decode(self, plan: DecodeUnit) -> _Unit | None:
-        candidates = [self._records[ticket] for ticket in plan.tickets]
-        records = tuple(
-            record for record in candidates if self._program.reserve_units(record.resident, 1)
-        )
-        if not records:
-            return None
-        batch = self._program.launch_decode([record.resident for record in records])
-        return _Unit(batch, records, True)
-
-    def _settle(self, unit: _Unit) -> None:
+    def _settle(self, unit: LaunchedUnit) -> None:
         now = self._last_unit_s = self._clock()
         outputs = unit.batch.outputs
         if outputs is None or len(outputs) != len(unit.records):
             raise InvariantError("a completed unit has not one output for each of its rows")
         verdicts = [
-            judge_row(record, output, is_sampled=unit.is_sampled)
-            for record, output in zip(unit.records, outputs, strict=True)
+            judge_row(record, output, is_sampled=is_sampled)
+            for record, output, is_sampled in zip(
+                unit.records, outputs, unit.is_sampled, strict=True
+            )
         ]
         self._program.commit(unit.batch, [verdict.accepted for verdict in verdicts])
-        self._count_unit(unit)
+        if unit.batch.kind is UnitKind.PREFILL:
+            self._note_prefilled(unit, now)
+        else:
+            self._note_decoded(unit)
         for record, verdict in zip(unit.records, verdicts, strict=True):
-            if unit.batch.kind is UnitKind.PREFILL:
-                self._note_prefilled(record)
             self._account(record, verdict, now)
 
-    def _note_prefilled(self, record: RequestRecord) -> None:
-        """Tell the Scheduler how far the prompt is; a refused row stays where it was."""
+    def _note_prefilled(self, unit: LaunchedUnit, now: float) -> None:
+        """Tell how far the prompt is; a refused row stays where it was."""
+        (record,), (num_inputs,) = unit.records, unit.batch.num_inputs
         frontier = self._program.frontier(record.resident)
+        num_new = max(0, frontier - record.num_prefilled)
+        record.num_prefilled += num_new
+        self._metrics.num_prefill_units += 1
+        self._metrics.prompt_tokens_total += num_new
+        self._metrics.replayed_tokens_total += num_inputs - num_new
+        self._pace.note(num_inputs, now - unit.launched_s)
+        if self._pace.tokens_s is not None:
+            self._policy.note_rates(prefill_tokens_s=self._pace.tokens_s)
         self._scheduler.note_prefilled(record.ticket, frontier)
+        if frontier in record.captures and record.ticket != self._scheduler.protected:
+            policy = self._residency.policy_of(record)
+            policy.reached(record.ticket, record.resident, frontier)
 
-    def _count_unit(self, unit: _Unit) -> None:
-        if unit.batch.kind is UnitKind.PREFILL:
-            self._metrics.num_prefill_units += 1
-            self._metrics.prompt_tokens_total += sum(unit.batch.num_inputs)
-        else:
-            self._metrics.num_decode_units += 1
-            self._metrics.decode_rows_total += len(unit.records)
+    def _note_decoded(self, unit: LaunchedUnit) -> None:
+        self._metrics.num_decode_units += 1
+        self._metrics.decode_rows_total += len(unit.records)
+        self._metrics.replayed_tokens_total += unit.is_sampled.count(False)
 
     def _account(self, record: RequestRecord, verdict: RowVerdict, now: float) -> None:
         if verdict.error is not None:
-            self._end_failed(record, verdict.error)
+            self._endings.fail(record, verdict.error)
         elif verdict.finish is not None:
-            self._end_finished(record, verdict.finish, ())
+            self._endings.finish(record, verdict.finish)
         elif verdict.preview is not None:
-            self._count_tokens(record, verdict.preview.accepted, now)
+            self._count_token(record, verdict, now)
             self._adopt(record, verdict.preview)
+        else:
+            self._note_progress(record)
 
-    def _count_tokens(self, record: RequestRecord, accepted: int, now: float) -> None:
+    def _count_token(self, record: RequestRecord, verdict: RowVerdict, now: float) -> None:
         if record.first_token_s is None:
             record.first_token_s = now
             self._metrics.note_first_token(now - record.submitted_s)
         record.last_token_s = now
-        record.completion_tokens += accepted
-        self._metrics.completion_tokens_total += accepted
+        record.accepted.extend(verdict.token_ids)
+        self._metrics.completion_tokens_total += verdict.accepted
 
     def _adopt(self, record: RequestRecord, preview: OutputPreview) -> None:
         try:
@@ -299,66 +291,44 @@ class Worker:
                 record, lambda: _commit_session(record.request.session, preview)
             )
         except NInferError as error:
-            self._end_failed(record, error)
+            self._endings.fail(record, error)
             return
         if preview.finish is not None:
-            self._end_finished(record, preview.finish, preview.deltas)
+            self._offer(record)
+            self._endings.finish(record, preview.finish, preview.deltas)
             return
-        if record.phase is Phase.PREFILL:
-            record.move(Phase.DECODE_READY)
+        self._note_progress(record)
         if preview.deltas:
             self._outbox.add(record, Progress(preview.deltas, record.usage()))
 
-    def _cut_off(self, record: RequestRecord, error: NInferError | None) -> None:
-        """End from outside: as cancelled, or with `error`. Text held back is shown first."""
-        try:
-            deltas = self._flush(record)
-        except NInferError as session_error:
-            self._end_failed(record, session_error)
-            return
-        if error is None:
-            self._end_finished(record, Finish(FinishReason.CANCELLED), deltas)
-            return
-        if deltas:
-            self._outbox.add(record, Progress(deltas, record.usage()))
-        self._end_failed(record, error)
+    def _note_progress(self, record: RequestRecord) -> None:
+        """A unit of a row that goes on is committed."""
+        handle, is_going = record.resident, bool(record.accepted)
+        if record.phase is Phase.REPLAY:
+            is_going = self._program.num_replay_left(handle) == 0
+        if is_going and record.phase is not Phase.DECODE_READY:
+            record.move(Phase.DECODE_READY)
+        is_protected = record.ticket == self._scheduler.protected
+        if is_protected and self._program.frontier(handle) > record.old_frontier:
+            self._scheduler.end_protection(record.ticket)
 
-    def _flush(self, record: RequestRecord) -> tuple[OutputDelta, ...]:
-        if record.completion_tokens == 0:
-            return ()
-        return call_session(record, record.request.session.flush)
-
-    def _end_finished(
-        self, record: RequestRecord, finish: Finish, deltas: tuple[OutputDelta, ...]
-    ) -> None:
-        self._retire(record)
-        timings = record.timings(self._clock())
-        self._metrics.note_finished(finish.reason, timings)
-        self._outbox.add(record, Finished(finish, deltas, record.usage(), timings))
-
-    def _end_failed(self, record: RequestRecord, error: NInferError) -> None:
-        self._retire(record)
-        self._metrics.note_failed(error)
-        self._outbox.add(record, Failed(error, record.usage()))
-
-    def _retire(self, record: RequestRecord) -> None:
-        self._scheduler.remove(record.ticket)
-        if record.phase is not Phase.WAITING:
-            record.move(Phase.MODEL_FINISHED)
-            self._program.close_sequence(record.resident)
+    def _offer(self, record: RequestRecord) -> None:
+        """The context cache may keep what a request that ended well leaves behind."""
+        policy, handle = self._residency.policy_of(record), record.resident
+        frontier = self._program.frontier(handle)
+        if policy.finished(record.ticket, handle, tuple(record.accepted), frontier):
             record.sequence = None
-        record.move(Phase.DONE)
+
+    def _release(self, record: RequestRecord) -> None:
+        self._residency.close(record)
+        self._admission.forget(record.ticket)
+        self._pressure.forget(record.ticket)
         del self._records[record.ticket]
 
     def _answer_all(self) -> None:
         """The worker has ended: answer whoever has no answer yet. The Program is left alone."""
         for record in (*self._records.values(), *self.inbox.take_submitted()):
-            if record.phase in (Phase.PREFILL, Phase.DECODE_READY):
-                record.move(Phase.MODEL_FINISHED)
-            record.move(Phase.DONE)
-            error = Unavailable("engine_unavailable", "the engine has stopped")
-            self._metrics.note_failed(error)
-            self._outbox.add(record, Failed(error, record.usage()))
+            self._endings.answer_stopped(record)
         self._records.clear()
         self._outbox.publish()
 
