@@ -1,7 +1,8 @@
-"""copies: ranges of device memory copied, or filled with zeros, by one launch.
+"""copies: ranges of memory copied, or filled with zeros, by one launch.
 
 Shapes     ranges [n] of RANGE, n >= 1: source and target addresses and bytes; source 0 is zeros
-Units      bytes and addresses are multiples of 16; a range of 0 bytes does nothing
+Units      bytes and addresses are multiples of 16; a range of 0 bytes does nothing; all memory
+           is the device's own or page-locked memory of the host
 Effects    writes every byte of the targets. Targets overlap neither each other nor any source
 Workspace  none
 Errors     OpContractError for a range off these rules or a descriptor array of another size
@@ -32,7 +33,7 @@ _THREADS: Final = 256
 _PIECE_BYTES: Final = 64 * 1024
 _BLOCKS_PER_MULTIPROCESSOR: Final = 8
 _MAX_RANGES: Final = 65535
-_PARAMS: Final = np.dtype([("ranges", "<u8")])
+_PARAMS: Final = np.dtype([("ranges", "<u8"), ("num_ranges", "<u8")])
 
 
 def describe(ranges: Sequence[tuple[int | None, int, int]]) -> NDArray[np.void]:
@@ -56,25 +57,29 @@ def launch(
     max_bytes: int,
     *,
     stream: int,
+    max_blocks: int | None = None,
     is_chained: bool = False,
 ) -> None:
     """Queue the copies on `stream`; returns before they have run.
 
-    ranges       uint8 [num_ranges * RANGE.itemsize], on the device until the launch has run
+    ranges       uint8 [num_ranges * RANGE.itemsize], unchanged until the launch has run
     max_bytes    of the longest range: how many thread blocks share one
+    max_blocks   most thread blocks in all, so that other kernels have room beside them
     is_chained   may start while the kernel ahead of it in the stream still runs
     """
-    if not 1 <= num_ranges <= _MAX_RANGES or max_bytes < 1:
+    if not 1 <= num_ranges <= _MAX_RANGES or max_bytes < 1 or max_blocks == 0:
         fail(_OP, f"{num_ranges} ranges of up to {max_bytes} bytes")
     view = require_view(
         _OP, "ranges", ranges, "uint8", (num_ranges * RANGE.itemsize,), alignment_bytes=8
     )
     params = np.zeros((), _PARAMS)
-    params["ranges"] = view.address
-    most = -(-kernels.limits.num_multiprocessors * _BLOCKS_PER_MULTIPROCESSOR // num_ranges)
+    params["ranges"], params["num_ranges"] = view.address, num_ranges
+    most = kernels.limits.num_multiprocessors * _BLOCKS_PER_MULTIPROCESSOR
+    rows = num_ranges if max_blocks is None else min(num_ranges, max_blocks)
+    most = -(-most // rows) if max_blocks is None else max_blocks // rows
     blocks = min(-(-max_bytes // _PIECE_BYTES), most)
     kernels.function("copies", "copies").launch(
-        (blocks, num_ranges, 1), (_THREADS, 1, 1), params, stream=stream, programmatic=is_chained
+        (blocks, rows, 1), (_THREADS, 1, 1), params, stream=stream, programmatic=is_chained
     )
 
 

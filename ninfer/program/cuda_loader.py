@@ -105,7 +105,13 @@ def build_cuda(
                 f"the device gives less memory than the plan's {plan.memory.total_bytes:,} bytes:"
                 f" {error}",
             ) from error
-        executor = CudaExecutor(config, plan.memory.capacity, driver, weights, workspace)
+        try:
+            executor = CudaExecutor(config, plan.memory.capacity, driver, weights, workspace)
+        except MemoryError as error:
+            raise OptionError(
+                flag_of("host_cache_bytes"),
+                f"the system locks less memory than {plan.memory.host_bytes:,} bytes: {error}",
+            ) from error
         undo.pop_all()
     return BuiltExecutor(executor, plan)
 

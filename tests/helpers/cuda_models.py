@@ -21,6 +21,7 @@ SMALL_OPTIONS = EngineOptions(
     max_concurrency=MAX_SEQUENCES,
     max_context=64 * PAGES_PER_SEQUENCE,
     memory_budget=4 << 30,
+    host_cache_bytes=256 << 20,
     prefill_chunk=512,
 )
 """What the executor driver's sequences need."""
@@ -41,7 +42,7 @@ def cuda_executor(
     source: ModelSource, options: EngineOptions = SMALL_OPTIONS
 ) -> Iterator[CudaExecutor]:
     require_device()
-    executor, _ = load_cuda(source, options, lambda *_: None)
+    executor = load_cuda(source, options, lambda *_: None).executor
     try:
         yield executor
     finally:

@@ -1,4 +1,5 @@
-"""A CudaDriver without a device: memory is bytes of the host, kernels only leave a record.
+"""A CudaDriver without a device: memory is bytes of the host, kernels only leave a record (but
+`copies`, which copies).
 
 Every launch runs its own contract checks on the way; copies and fills really happen, so inputs and
 results can be looked at by address.
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from ninfer.contract.errors import DeviceError
 from ninfer.kernels.library import DeviceLimits, KernelFunction, KernelLibrary
+from ninfer.ops import copies
 from ninfer.program.executors.cuda_driver import HostArray
 from ninfer.program.executors.cuda_tensor import DeviceTensor
 from ninfer.program.executors.cuda_trace import TracedLibrary
@@ -37,6 +39,7 @@ class Launch:
     arguments: NDArray[np.void]
     shared_bytes: int
     is_programmatic: bool
+    stream: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +74,16 @@ class RecordingFunction(KernelFunction):
         shared_bytes: int = 0,
         programmatic: bool = False,
     ) -> None:
-        assert stream == self._owner.stream
+        assert stream in (self._owner.stream, self._owner.copy_stream)
         assert all(size >= 1 for size in (*grid, *block))
         assert int(np.prod(block)) <= 1024
         record = Launch(
-            self._family, self.entry, grid, block, arguments.copy(), shared_bytes, programmatic
-        )
+            self._family, self.entry, grid, block, arguments.copy(), shared_bytes, programmatic,
+            stream,
+        )  # fmt: skip
         self._owner.queue(record)
+        if self._family == "copies" and self._owner.has_memory:
+            self._owner.copy_ranges(arguments)
 
 
 class RecordingLibrary(KernelLibrary):
@@ -108,11 +114,15 @@ class FakeCuda:
     allocations: dict[int, NDArray[np.uint8]] = field(default_factory=dict)
     pinned: list[HostArray] = field(default_factory=list)
     stream: int = 77
+    copy_stream: int = 78
+    max_pinned_bytes: int = 1 << 40
     is_closed: bool = False
     _next: int = _BASE
     _capture: list[Any] | None = None
     num_queued: int = 0
     num_synchronised: int = 0
+    num_synchronised_copies: int = 0
+    _copy_polls_left: int = 0
     _polls_left: int = 0
 
     def __post_init__(self) -> None:
@@ -139,7 +149,12 @@ class FakeCuda:
         self.allocations.pop(address, None)
 
     def allocate_pinned(self, num_bytes: int) -> HostArray:
-        array = np.zeros(num_bytes, np.uint8)
+        if sum(array.nbytes for array in self.pinned) + num_bytes > self.max_pinned_bytes:
+            raise MemoryError(f"{num_bytes} bytes of page-locked memory")
+        # What a driver hands out begins at a multiple of 16, NumPy's own small arrays may not.
+        whole = np.zeros(num_bytes + 16, np.uint8)
+        first = -whole.ctypes.data % 16
+        array = whole[first : first + num_bytes]
         self.pinned.append(array)
         return array
 
@@ -207,6 +222,28 @@ class FakeCuda:
         self._check()
         self.num_synchronised += 1
 
+    def mark_copies(self) -> None:
+        self._check()
+        self._copy_polls_left = self.polls
+
+    def copies_have_passed(self) -> bool:
+        self._check()
+        self._copy_polls_left -= 1
+        return self._copy_polls_left < 0
+
+    def synchronize_copies(self) -> None:
+        self._check()
+        self.num_synchronised_copies += 1
+
+    def copy_ranges(self, arguments: NDArray[np.void]) -> None:
+        """What the kernel does: all sources are read before a target is written."""
+        size = int(arguments["num_ranges"]) * copies.RANGE.itemsize
+        ranges = self.memory(int(arguments["ranges"]), size).view(copies.RANGE).copy()
+        filled = ranges[ranges["bytes"] > 0].tolist()
+        read = [self.memory(source, size).copy() for source, _, size in filled]
+        for (_, target, size), data in zip(filled, read, strict=True):
+            self.memory(target, size)[:] = data
+
     def measure(self, enqueue: Callable[[], None]) -> float:
         """A microsecond for each item."""
         before = self.num_queued
@@ -245,8 +282,9 @@ class FakeCuda:
             item()
 
     def memory(self, address: int, num_bytes: int) -> NDArray[np.uint8]:
-        """The bytes of a stretch inside one allocation."""
-        for start, array in self.allocations.items():
+        """The bytes of a stretch inside one allocation, on the device or page-locked."""
+        pinned = {array.ctypes.data: array for array in self.pinned}
+        for start, array in {**pinned, **self.allocations}.items():
             if start <= address and address + num_bytes <= start + array.nbytes:
                 return array[address - start : address - start + num_bytes]
         raise AssertionError(f"{num_bytes} bytes at {address:#x} are not allocated")

@@ -61,6 +61,25 @@ def test_long_ranges_are_shared_and_many_are_not() -> None:
     assert kernels.launches[0].arguments.dtype.itemsize == struct_bytes("copies", "CopyParams")
 
 
+@pytest.mark.parametrize(
+    ("count", "size", "max_blocks", "grid"),
+    [
+        (3000, 1 << 20, 16, (1, 16, 1)),
+        (3, 1 << 20, 16, (5, 3, 1)),
+        (1, 1 << 17, 16, (2, 1, 1)),
+        (5, 16, 1, (1, 1, 1)),
+    ],
+)
+def test_a_bounded_launch_leaves_room_for_others(
+    count: int, size: int, max_blocks: int, grid: tuple[int, int, int]
+) -> None:
+    kernels = RecordingLibrary()
+    ranges = ShapeOnly((count * copies.RANGE.itemsize,), "uint8")
+    copies.launch(kernels.library, ranges, count, size, stream=0, max_blocks=max_blocks)
+    assert kernels.launches[0].grid == grid
+    assert kernels.launches[0].arguments["num_ranges"] == count
+
+
 def test_a_descriptor_array_of_another_size_is_refused() -> None:
     with pytest.raises(OpContractError, match="ranges"):
         copies.launch(RecordingLibrary().library, ShapeOnly((24,), "uint8"), 2, 16, stream=0)
@@ -74,7 +93,10 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
 
 
 @pytest.mark.gpu
-def test_the_device_copies_and_zeroes_ranges_of_all_lengths(device: Device) -> None:
+@pytest.mark.parametrize("max_blocks", [None, 1, 3, 16])
+def test_the_device_copies_and_zeroes_ranges_of_all_lengths(
+    device: Device, max_blocks: int | None
+) -> None:
     cp = device.cp
     sizes = [0, 16, 32, 4080, 4096, 16384, 16400, 65536, 1 << 20, (3 << 20) + 16]
     total = sum(size + 64 for size in sizes)
@@ -90,7 +112,14 @@ def test_the_device_copies_and_zeroes_ranges_of_all_lengths(device: Device) -> N
         want[at : at + size] = 0 if is_zero else source[at : at + size]
         at += size + 64 if index + 1 < len(sizes) else size
     described = cp.asarray(copies.describe(ranges).view(np.uint8))
-    copies.launch(device.kernels, described, len(ranges), max(sizes), stream=device.stream.ptr)
+    copies.launch(
+        device.kernels,
+        described,
+        len(ranges),
+        max(sizes),
+        stream=device.stream.ptr,
+        max_blocks=max_blocks,
+    )
     device.stream.synchronize()
     assert (cp.asnumpy(target) == want).all()
     assert (cp.asnumpy(given_source) == source).all()

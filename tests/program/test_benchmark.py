@@ -19,7 +19,9 @@ RATE = 4.7e12
 
 
 def make_benchmark(cuda: FakeCuda) -> ModelBenchmark:
-    options = EngineOptions(max_concurrency=2, max_context=300, weights="fp8", prefill_chunk=128)
+    options = EngineOptions(
+        max_concurrency=2, max_context=300, weights="fp8", prefill_chunk=128, host_cache_bytes=0
+    )
     built = build_cuda(CONFIG, cuda, options, lambda store: fill_synthetic(cuda, CONFIG, store))
     return ModelBenchmark(
         CONFIG,

@@ -2,6 +2,8 @@
 
     write inputs -> queue copies and launches (or one graph) -> mark -> poll it -> read results
 
+Moves between device and host go beside them on a stream of their own (`cuda_mover.py`).
+
 The event loop is never held: launches of a prefill are queued layer by layer with a turn of the
 loop between them, and waiting is polling with turns of the loop. After a failure of the device
 every later call fails at once: nothing on it can be trusted any more.
@@ -15,16 +17,25 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from ninfer.contract.arrays import Float32Array
+from ninfer.contract.arrays import ByteArray, Float32Array
 from ninfer.contract.errors import DeviceError
 from ninfer.contract.model import ModelConfig
 from ninfer.contract.sampling import SamplingParams
-from ninfer.contract.units import PAGE_TOKENS, ROOT_SLOT, Capacity, RowOutput, SampleRow, UnitRow
+from ninfer.contract.units import (
+    PAGE_TOKENS,
+    ROOT_SLOT,
+    Capacity,
+    Move,
+    RowOutput,
+    SampleRow,
+    UnitRow,
+)
 from ninfer.program.executors.cpu_batch import check_rows
 from ninfer.program.executors.cuda_buffers import SMALL_TOKENS
 from ninfer.program.executors.cuda_driver import CudaDriver, Graph
 from ninfer.program.executors.cuda_inputs import UnitTensors
 from ninfer.program.executors.cuda_model import CudaModel
+from ninfer.program.executors.cuda_mover import CudaMover
 from ninfer.program.executors.cuda_tensor import DeviceTensor
 from ninfer.program.executors.cuda_weights import DeviceWeights
 from ninfer.program.executors.cuda_workspace import Workspace
@@ -34,7 +45,8 @@ from ninfer.program.graphs import DecodeGraphs
 class CudaExecutor:
     """Implements contract Executor. Owns the driver: close gives all memory of the device back.
 
-    All memory is there already (`weights`, `workspace`); running allocates nothing on the device.
+    All memory of the device is there already (`weights`, `workspace`); running allocates nothing on
+    it. The host blocks are allocated here: MemoryError when the system locks no more memory.
     A decode row's bits do not depend on its mates or their number. Raises DeviceError.
     """
 
@@ -53,6 +65,12 @@ class CudaExecutor:
         self._has_states = config.num_gdn_layers > 0
         self._failure: DeviceError | None = None
         self._is_closed = False
+        self._mover = CudaMover(
+            driver,
+            workspace.memory,
+            capacity.num_host_blocks,
+            max_rows=capacity.max_concurrency,
+        )
         self._graphs: DecodeGraphs[Graph] = DecodeGraphs(
             driver,
             capacity.max_concurrency,
@@ -80,6 +98,26 @@ class CudaExecutor:
         """To be read between units only."""
         return self._workspace
 
+    @property
+    def page_bytes(self) -> int:
+        return self._mover.page_bytes
+
+    @property
+    def slot_bytes(self) -> int:
+        return self._mover.slot_bytes
+
+    @property
+    def host_blocks(self) -> ByteArray:
+        return self._mover.host_blocks
+
+    async def save(self, move: Move) -> None:
+        with self._using_device("save"):
+            await self._mover.save(move)
+
+    async def load(self, move: Move) -> None:
+        with self._using_device("load"):
+            await self._mover.load(move)
+
     async def prefill(self, row: UnitRow) -> RowOutput:
         check_rows((row,), has_states=self._has_states)
         with self._using_device("prefill"):
@@ -102,6 +140,7 @@ class CudaExecutor:
         with self._using_device("decode"):
             self._workspace.decode_inputs.write_decode(rows)
             self._workspace.sampler.write(samples)
+            self._mover.queue_copies(rows)
             self._graphs.replay(len(rows))
             await self._completion()
             outputs = self._workspace.sampler.read(samples)
@@ -155,6 +194,7 @@ class CudaExecutor:
     def _queue_prompt(self, row: UnitRow) -> tuple[UnitTensors, DeviceTensor]:
         """Queue a prompt's inputs up to the first layer."""
         inputs, num_tokens = self._workspace.prefill_inputs, row.token_ids.size
+        self._mover.queue_copies((row,))
         inputs.write_prompt(row)
         inputs.queue_copy(1, num_tokens)
         unit = inputs.tensors(1, num_tokens)

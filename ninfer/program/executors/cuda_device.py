@@ -75,6 +75,8 @@ class CudaDevice:
             self._runtime.free(0)
             self._stream = cupy.cuda.Stream(non_blocking=True)
             self._event = cupy.cuda.Event(disable_timing=True)
+            self._copy_stream = cupy.cuda.Stream(non_blocking=True)
+            self._copy_event = cupy.cuda.Event(disable_timing=True)
         self._kernels = KernelLibrary.open(cubin_dir=cubin_dir)
 
     @property
@@ -84,6 +86,10 @@ class CudaDevice:
     @property
     def stream(self) -> int:
         return int(self._stream.ptr)
+
+    @property
+    def copy_stream(self) -> int:
+        return int(self._copy_stream.ptr)
 
     def activate(self) -> None:
         with self._checked("activate"):
@@ -112,8 +118,12 @@ class CudaDevice:
             self._runtime.free(address)
 
     def allocate_pinned(self, num_bytes: int) -> HostArray:
-        with self._checked("pinned memory"):
+        try:
             memory = self._cupy.cuda.alloc_pinned_memory(max(num_bytes, 1))
+        except self._runtime.CUDARuntimeError as error:
+            if error.status == _OUT_OF_MEMORY:
+                raise MemoryError(f"{num_bytes:,} bytes of page-locked memory") from error
+            raise DeviceError(f"cuda: pinned memory: {error}") from error
         self._pinned.append(memory)
         array = np.frombuffer(memory, np.uint8, count=num_bytes)
         array[:] = 0
@@ -178,14 +188,28 @@ class CudaDevice:
             self._event.record(self._stream)
 
     def has_passed(self) -> bool:
-        status = int(self._runtime.eventQuery(self._event.ptr))
-        if status not in (_SUCCESS, _NOT_READY):
-            raise DeviceError(f"cuda: the device failed: {self._runtime.CUDARuntimeError(status)}")
-        return status == _SUCCESS
+        return self._has_passed(self._event)
 
     def synchronize(self) -> None:
         with self._checked("synchronize"):
             self._stream.synchronize()
+
+    def mark_copies(self) -> None:
+        with self._checked("event"):
+            self._copy_event.record(self._copy_stream)
+
+    def copies_have_passed(self) -> bool:
+        return self._has_passed(self._copy_event)
+
+    def synchronize_copies(self) -> None:
+        with self._checked("synchronize copies"):
+            self._copy_stream.synchronize()
+
+    def _has_passed(self, event: Any) -> bool:
+        status = int(self._runtime.eventQuery(event.ptr))
+        if status not in (_SUCCESS, _NOT_READY):
+            raise DeviceError(f"cuda: the device failed: {self._runtime.CUDARuntimeError(status)}")
+        return status == _SUCCESS
 
     def measure(self, enqueue: Callable[[], None]) -> float:
         with self._checked("measurement"):

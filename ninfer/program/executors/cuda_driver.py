@@ -1,7 +1,8 @@
 """CudaDriver: what the CUDA executor asks of a device, apart from the kernels' own launches.
 
-One stream carries all work in order. Addresses and streams are integers, so that everything above
-the driver can be built, planned and tested without a device.
+One stream carries all work of units in order, another one the moves beside them. Addresses and
+streams are integers, so that everything above the driver can be built, planned and tested without a
+device.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ class CudaDriver(Protocol):
     @property
     def stream(self) -> int: ...
 
+    @property
+    def copy_stream(self) -> int:
+        """Runs beside `stream`, in no order with it."""
+
     def activate(self) -> None:
         """Make the device current in the calling thread; before any other call of a thread."""
 
@@ -41,7 +46,8 @@ class CudaDriver(Protocol):
     def release(self, address: int) -> None: ...
 
     def allocate_pinned(self, num_bytes: int) -> HostArray:
-        """[num_bytes] uint8, zeroed, page-locked; lives as long as the driver."""
+        """[num_bytes] uint8, zeroed, page-locked; lives as long as the driver. The device reads and
+        writes it at the host's address. MemoryError when the system locks no more."""
 
     def upload(self, target: int, source: HostArray) -> None:
         """Queue a copy of a contiguous host array; it must not change before it was copied."""
@@ -75,6 +81,15 @@ class CudaDriver(Protocol):
 
     def synchronize(self) -> None:
         """Block until everything queued has run."""
+
+    def mark_copies(self) -> None:
+        """Queue the mark of the copy stream that `copies_have_passed` asks for; there is one."""
+
+    def copies_have_passed(self) -> bool:
+        """Whether everything queued on the copy stream before its last mark has run."""
+
+    def synchronize_copies(self) -> None:
+        """Block until everything queued on the copy stream has run."""
 
     def measure(self, enqueue: Callable[[], None]) -> float:
         """Seconds the device takes for what `enqueue` queues; blocks."""

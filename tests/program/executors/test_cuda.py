@@ -26,7 +26,14 @@ from tests.helpers import executor_driver as driver
 from tests.helpers.fake_cuda import FakeCuda, Launch, Product
 from tests.helpers.model_configs import hybrid_config
 
-OPTIONS = EngineOptions(max_concurrency=3, max_context=512, prefill_chunk=64, weights="bf16")
+OPTIONS = EngineOptions(
+    max_concurrency=3,
+    max_context=512,
+    prefill_chunk=64,
+    weights="bf16",
+    memory_budget=96 << 20,
+    host_cache_bytes=2 << 20,
+)
 MOE = MoeConfig(8, 2, 32, 48, True)
 
 
@@ -122,7 +129,9 @@ async def test_every_launch_of_every_unit_meets_its_contract(
 async def test_real_sizes_meet_every_contract(name: str, weights: str) -> None:
     config = SYNTHETIC_MODELS[name]
     cuda = FakeCuda(free_bytes=140 << 30, has_memory=False)
-    options = EngineOptions(max_concurrency=2, max_context=8192, weights=weights)
+    options = EngineOptions(
+        max_concurrency=2, max_context=8192, weights=weights, host_cache_bytes=0
+    )
     built = build_cuda(config, cuda, options, lambda store: fill_synthetic(cuda, config, store))
     assert sum(cuda.sizes.values()) == built.plan.memory.total_bytes
     row = driver.sequence(0).row(list(range(300)), samples=True)
@@ -352,4 +361,7 @@ def test_missing_weights_are_named() -> None:
 
 def test_too_little_memory_names_the_budget() -> None:
     with pytest.raises(OptionError, match=r"--memory-budget: .*is free on the device less 1 GiB"):
-        build(FakeCuda(free_bytes=(1 << 30) + 1000))
+        build(
+            FakeCuda(free_bytes=(1 << 30) + 1000),
+            options=dataclasses.replace(OPTIONS, memory_budget=None),
+        )
