@@ -200,7 +200,7 @@ class CheckpointMachine(RuleBasedStateMachine):
         num_tokens = data.draw(st.integers(1, limit) | st.just(limit))
         if self.reserve(sequence, num_tokens):
             if ending == "device_error":
-                self.executor.faults[len(self.executor.calls)] = Fault(ending)
+                self.executor.faults[len(self.executor.calls)] = Fault("device_error")
             self.run([sequence], ending, num_tokens)
 
     @precondition(lambda self: any(s.is_decoding for s in self.residents))
@@ -216,7 +216,7 @@ class CheckpointMachine(RuleBasedStateMachine):
                 return
             is_last = step == num_steps - 1
             if is_last and ending == "device_error":
-                self.executor.faults[len(self.executor.calls)] = Fault(ending)
+                self.executor.faults[len(self.executor.calls)] = Fault("device_error")
             self.run(rows, ending if is_last else "commit", 1)
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> bool:

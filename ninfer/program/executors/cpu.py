@@ -72,7 +72,7 @@ class CpuExecutor:
 
     @property
     def page_bytes(self) -> int:
-        return self._memory.host_blocks.shape[1]
+        return int(self._memory.host_blocks.shape[1])
 
     @property
     def slot_bytes(self) -> int:

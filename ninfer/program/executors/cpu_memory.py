@@ -39,7 +39,7 @@ class CpuMemory:
 
     @property
     def slot_bytes(self) -> int:
-        return self.windows[0].nbytes + self.states[0].nbytes
+        return (self.windows.nbytes + self.states.nbytes) // self.windows.shape[0]
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy a page in every layer."""

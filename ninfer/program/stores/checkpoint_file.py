@@ -73,7 +73,7 @@ def write(path: Path, header: CheckpointHeader, blocks: Sequence[ByteArray]) -> 
         file.write(text)
         file.write(bytes(_aligned(_PREFIX.size + len(text)) - _PREFIX.size - len(text)))
         for block in blocks:
-            file.write(memoryview(block))
+            file.write(block.data)
 
 
 def read_header(path: Path) -> CheckpointHeader:
@@ -94,14 +94,14 @@ def read_blocks(path: Path, binding: Mapping[str, object], targets: Sequence[Byt
             raise CheckpointFileError("it was replaced by another one")
         file.seek(start)
         for index, (target, digest) in enumerate(zip(targets, header.digests, strict=True)):
-            if file.readinto(memoryview(target)) != target.nbytes:
+            if file.readinto(target.data) != target.nbytes:
                 raise CheckpointFileError(f"it ends inside block {index}")
             if block_digest(target) != digest:
                 raise CheckpointFileError(f"block {index} is damaged")
 
 
 def block_digest(block: ByteArray) -> str:
-    return _digest(memoryview(block)).hex()
+    return _digest(block.data).hex()
 
 
 def _read_header(file: BinaryIO) -> tuple[CheckpointHeader, int]:

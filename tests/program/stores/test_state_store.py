@@ -49,7 +49,9 @@ def test_a_shared_slot_is_free_when_its_last_holder_is_gone() -> None:
 @pytest.mark.parametrize("holders", [[], [1], [1, 1, 1], [1, 2], [1, 1, 2, 3]])
 def test_check_compares_with_the_holders(holders: list[int]) -> None:
     store = StateStore(5)
-    store.acquire(), store.acquire(), store.share(1)
+    store.acquire()
+    store.acquire()
+    store.share(1)
     store.check([2, 1, 1])
     with pytest.raises(InvariantError, match="slots are held"):
         store.check(holders)
