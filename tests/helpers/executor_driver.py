@@ -43,6 +43,7 @@ def default_capacity() -> Capacity:
         num_pages=MAX_SEQUENCES * PAGES_PER_SEQUENCE,
         num_slots=1 + 2 * MAX_SEQUENCES,
         prefill_chunk=256,
+        num_host_blocks=64,
     )
 
 

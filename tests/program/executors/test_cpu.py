@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from ninfer.contract.arrays import Float32Array
+from ninfer.contract.cache import CHUNK_GRANULE
 from ninfer.contract.errors import DeviceError, InvariantError
 from ninfer.contract.sampling import GeneratedToken, SamplingParams
-from ninfer.contract.units import PAGE_TOKENS, ROOT_SLOT, RowOutput
+from ninfer.contract.units import PAGE_TOKENS, ROOT_SLOT, Move, RowOutput
 from ninfer.convert.source import open_model
 from ninfer.program.executors.cpu import PASS_TOKENS, CpuExecutor
 from tests.helpers import executor_driver as driver
@@ -135,6 +136,99 @@ async def test_long_units_take_several_passes(hybrid: CpuExecutor) -> None:
     assert_close(whole, parts, GOLDEN)
     first = driver.taken(await driver.prefill(hybrid, driver.sequence(2), prompt, (1000,)))
     assert first.token_id == int(parts[-1].argmax())
+
+
+@pytest.mark.parametrize("start", [0, 37])
+async def test_cuts_at_multiples_of_the_granule_change_no_bit(
+    executor: CpuExecutor, start: int
+) -> None:
+    """From the empty state, and from a frontier that is no multiple itself."""
+    prompt = np.random.default_rng(4).integers(0, 300, 3 * CHUNK_GRANULE + 45).tolist()
+    granule = CHUNK_GRANULE
+    first = (start,) if start else ()
+    cuts: list[tuple[int, ...]] = [
+        (1000,),
+        (granule - start, 1000),
+        (2 * granule - start, 1000),
+        (granule - start, granule),
+    ]
+    want: tuple[Float32Array, Float32Array] | None = None
+    for index, chunks in enumerate(cuts):
+        target = driver.sequence(index, WITH_LOGPROBS, rng=np.random.default_rng(index))
+        logits = await driver.score(executor, target, prompt, (*first, *chunks))
+        state = executor.memory.states[target.slot].copy()
+        if want is None:
+            want = logits, state
+        assert np.array_equal(logits, want[0])
+        assert np.array_equal(state, want[1])
+
+
+@pytest.mark.parametrize("kind", ["decode", "prefill", "score"])
+async def test_a_shared_page_is_copied_before_it_is_read(executor: CpuExecutor, kind: str) -> None:
+    prompt = prompts_of(8)[6][:100]
+    target, token = await opened(executor, 0, prompt, WITH_LOGPROBS)
+    original = target.row([token.token_id], samples=True)
+    tail = int(original.page_table[1])
+    spare = 8 * driver.PAGES_PER_SEQUENCE - 1
+    table = original.page_table.copy()
+    table[1] = spare
+    executor.memory.k_pages[:, spare] = np.nan
+    executor.memory.v_pages[:, spare] = np.nan
+    before = executor.memory.k_pages[:, tail].copy()
+    copied = replace(original, page_table=table, copies=((tail, spare),), write_slot=16)
+    if kind == "score":
+        got = await executor.score(copied)
+        assert np.array_equal(executor.memory.k_pages[:, tail], before)
+        assert np.array_equal(got, await executor.score(original))
+        return
+    run = executor.prefill if kind == "prefill" else lambda row: executor.decode((row,))
+    got_output = await run(copied)
+    assert np.array_equal(executor.memory.k_pages[:, tail], before)
+    assert got_output == await run(original)
+
+
+async def test_what_was_saved_and_loaded_elsewhere_goes_on_bit_for_bit(
+    executor: CpuExecutor,
+) -> None:
+    params = SamplingParams(temperature=0.8, seed=3, top_logprobs=20)
+    target, token = await opened(executor, 0, prompts_of(8)[6], params)
+    count = -(-executor.slot_bytes // executor.page_bytes)
+    pages = tuple((int(page), 2 * i + 1) for i, page in enumerate(target.pages[:3]))
+    blocks = tuple(range(20, 20 + 3 * count, 3))
+    slot = None if count == 0 else target.slot
+    saved = executor.host_blocks.copy()
+    await executor.save(Move(pages, slot, blocks))
+    used = {block for _, block in pages} | set(blocks)
+    others = [block for block in range(len(saved)) if block not in used]
+    assert np.array_equal(executor.host_blocks[others], saved[others])
+    moved = driver.sequence(5, params)
+    moved.tokens, moved.slot = list(target.tokens), 11
+    loaded = tuple((int(moved.pages[i]), block) for i, (_, block) in enumerate(pages))
+    memory = executor.memory
+    states = memory.states.copy()
+    await executor.load(Move(loaded, None if count == 0 else moved.slot, blocks))
+    rest = [number for number in range(len(states)) if number != moved.slot]
+    assert np.array_equal(memory.states[rest], states[rest])
+    tokens = [token, token]
+    for _ in range(20):
+        inputs = [each.token_id for each in tokens]
+        tokens = await driver.decode(executor, [target, moved], inputs)
+        assert tokens[0] == tokens[1]
+
+
+async def test_a_move_runs_beside_a_unit(hybrid: CpuExecutor) -> None:
+    prompt = np.random.default_rng(1).integers(0, 500, 500).tolist()
+    unit = asyncio.ensure_future(driver.prefill(hybrid, driver.sequence(0), prompt, (500,)))
+    await asyncio.sleep(0)
+    count = -(-hybrid.slot_bytes // hybrid.page_bytes)
+    await hybrid.save(Move(((60, 0),), 9, tuple(range(1, 1 + count))))
+    assert not unit.done()
+    await unit
+
+
+async def test_a_move_that_fails_is_a_device_error(hybrid: CpuExecutor) -> None:
+    with pytest.raises(DeviceError, match="cpu executor: save failed"):
+        await hybrid.save(Move(((0, 10_000),)))
 
 
 async def test_explicit_positions_equal_to_the_ordinals_change_nothing(
