@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from ninfer.contract.cache import CacheUse, MissReason
-from ninfer.contract.errors import InvariantError
 from ninfer.contract.program import Amounts, Program, TransferKind
 from ninfer.contract.units import PAGE_TOKENS
 from ninfer.engine.context_protocol import SourceChoice, TransferPlan
@@ -32,10 +31,11 @@ MAX_MOVES: Final = 4
 
 @dataclass(slots=True, eq=False)
 class _Wanted:
-    """A request with a lane that waits for a transfer. `plan` is None for its own Snapshot."""
+    """A request with a lane that waits for a transfer: of its own Snapshot, or of what the context
+    cache will choose when the transfer slot is free."""
 
     record: RequestRecord
-    plan: TransferPlan | None
+    is_snapshot: bool = False
     num_moves: int = 0
     is_open: bool = False
 
@@ -109,7 +109,7 @@ class Admission:
             self._residency.resume_snapshot(record)
         elif facts.is_on_host:
             record.move(Phase.MATERIALIZING)
-            self._wanted[record.ticket] = _Wanted(record, None)
+            self._wanted[record.ticket] = _Wanted(record, is_snapshot=True)
         else:
             self._residency.lose_snapshot(record)
             self._start(record, self._choose(record), num_moves=0)
@@ -146,7 +146,7 @@ class Admission:
         if choice.move is not None and num_moves < MAX_MOVES:
             if record.phase is not Phase.MATERIALIZING:
                 record.move(Phase.MATERIALIZING)
-            self._wanted[record.ticket] = _Wanted(record, choice.move, num_moves)
+            self._wanted[record.ticket] = _Wanted(record, num_moves=num_moves)
             return
         if choice.move is not None:
             choice = self._from_root(record)
@@ -163,18 +163,24 @@ class Admission:
             if not waiting:
                 return
             wanted = min(waiting, key=self._priority)
-            is_begun = self._begin_snapshot(wanted) if wanted.plan is None else self._begin(wanted)
-            if not is_begun:
+            if not wanted.is_snapshot:
+                self._begin(wanted)
+            elif not self._begin_snapshot(wanted):
                 return
 
     def _priority(self, wanted: _Wanted) -> tuple[bool, int]:
         ticket = wanted.record.ticket
         return ticket != self._scheduler.protected, ticket
 
-    def _begin(self, wanted: _Wanted) -> bool:
-        """Begin a transfer the context cache asked for, or go on without. Always True."""
-        record, plan = wanted.record, _plan_of(wanted)
-        policy = self._residency.policy_of(record)
+    def _begin(self, wanted: _Wanted) -> None:
+        """Begin the transfer that the context cache asks for now, or go on without."""
+        record = wanted.record
+        policy, choice = self._residency.policy_of(record), self._choose(record)
+        plan = choice.move
+        if plan is None:
+            del self._wanted[record.ticket]
+            self._start(record, choice, wanted.num_moves)
+            return
 
         def on_end(ended: Ended) -> None:
             if ended.is_ok:
@@ -189,8 +195,7 @@ class Admission:
             if need is None or not policy.relieve(need):
                 policy.transferred(plan, None, is_ok=False)
                 self._continue(wanted)
-                break
-        return True
+                return
 
     def _continue(self, wanted: _Wanted) -> None:
         """The transfer has ended, or could not begin: choose again."""
@@ -275,9 +280,3 @@ class Admission:
         num_tokens = max(frontier, record.request.prompt.num_tokens + record.completion_tokens)
         pages = self._program.pages_needed(num_tokens) + GROWTH_PAGES
         return min(pages, record.budget.worst_case_pages)
-
-
-def _plan_of(wanted: _Wanted) -> TransferPlan:
-    if wanted.plan is None:
-        raise InvariantError(f"request {wanted.record.request_id} waits for its own Snapshot")
-    return wanted.plan

@@ -6,6 +6,7 @@ import gc
 import numpy as np
 import pytest
 
+from ninfer.contract.cache import CacheUse, MissReason
 from ninfer.contract.errors import InvariantError, RequestError, Unavailable
 from ninfer.contract.generation import (
     Admitted,
@@ -35,6 +36,8 @@ from tests.helpers.fake_executor import Fault
 from tests.helpers.faulty_program import FaultyProgram
 from tests.helpers.scripted_session import ScriptedSession
 
+NO_CACHE = CacheUse(miss=MissReason.DISABLED)
+
 
 class TestAnswer:
     async def test_events_come_in_order_and_tokens_equal_the_oracle(self) -> None:
@@ -43,12 +46,12 @@ class TestAnswer:
             transcript = await read(rig.engine.submit(request))
             first, *middle, last = transcript.events
             assert isinstance(first, Admitted)
-            assert first.usage == Usage(prompt_tokens=40)
+            assert first.usage == Usage(prompt_tokens=40, cache=NO_CACHE)
             assert all(isinstance(event, Progress) for event in middle)
             assert last is transcript.finished
             assert transcript.token_ids == solo_tokens(request, 6)
             assert transcript.finished.finish.reason is FinishReason.OUTPUT_LIMIT
-            assert transcript.finished.usage == Usage(prompt_tokens=40, completion_tokens=6)
+            assert transcript.finished.usage == Usage(40, completion_tokens=6, cache=NO_CACHE)
             assert rig.is_clean()
 
     async def test_many_requests_over_few_lanes_equal_their_solo_runs(self) -> None:
@@ -101,7 +104,7 @@ class TestAnswer:
     async def test_prompt_that_fills_the_context_can_be_prefilled(self) -> None:
         async with running_engine(capacity(max_context=64)) as rig:
             transcript = await read(rig.engine.submit(rig.request(64, max_tokens=0)))
-            assert transcript.finished.usage == Usage(prompt_tokens=64)
+            assert transcript.finished.usage == Usage(prompt_tokens=64, cache=NO_CACHE)
 
     async def test_reasoning_tokens_are_counted_by_the_session(self) -> None:
         async with running_engine() as rig:

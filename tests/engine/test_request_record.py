@@ -15,17 +15,22 @@ from tests.helpers.engine_rig import prompt_of
 from tests.helpers.scripted_session import ScriptedSession
 
 LEGAL = {
-    ("WAITING", "PREFILL"),
-    ("WAITING", "DONE"),
-    ("PREFILL", "DECODE_READY"),
-    ("PREFILL", "MODEL_FINISHED"),
-    ("DECODE_READY", "MODEL_FINISHED"),
-    ("MODEL_FINISHED", "DONE"),
+    "WAITING": {"MATERIALIZING", "PREFILL", "DONE"},
+    "MATERIALIZING": {"PREFILL", "REPLAY", "DECODE_READY", "PAUSED", "DONE"},
+    "PREFILL": {"DECODE_READY", "PAUSED", "MODEL_FINISHED"},
+    "REPLAY": {"DECODE_READY", "PAUSED", "MODEL_FINISHED"},
+    "DECODE_READY": {"PAUSED", "MODEL_FINISHED"},
+    "PAUSED": {"MATERIALIZING", "PREFILL", "REPLAY", "DECODE_READY", "DONE"},
+    "MODEL_FINISHED": {"DONE"},
+    "DONE": set(),
 }
 PATHS = {
     Phase.WAITING: [],
+    Phase.MATERIALIZING: [Phase.MATERIALIZING],
     Phase.PREFILL: [Phase.PREFILL],
+    Phase.REPLAY: [Phase.PREFILL, Phase.PAUSED, Phase.REPLAY],
     Phase.DECODE_READY: [Phase.PREFILL, Phase.DECODE_READY],
+    Phase.PAUSED: [Phase.PREFILL, Phase.PAUSED],
     Phase.MODEL_FINISHED: [Phase.PREFILL, Phase.MODEL_FINISHED],
     Phase.DONE: [Phase.DONE],
 }
@@ -50,7 +55,7 @@ def record_in(phase: Phase) -> RequestRecord:
 @pytest.mark.parametrize(("start", "to"), [*itertools.product(Phase, Phase)])
 def test_every_pair_of_phases(start: Phase, to: Phase) -> None:
     record = record_in(start)
-    if (start.name, to.name) in LEGAL:
+    if to.name in LEGAL[start.name]:
         record.move(to)
         assert record.phase is to
         return
@@ -62,6 +67,17 @@ def test_every_pair_of_phases(start: Phase, to: Phase) -> None:
 def test_sequence_of_a_request_without_lane_is_an_invariant_error() -> None:
     with pytest.raises(InvariantError, match="r1"):
         _ = record_in(Phase.WAITING).resident
+
+
+def test_ledger_of_a_request_that_was_not_paused_is_an_invariant_error() -> None:
+    with pytest.raises(InvariantError, match="r1"):
+        _ = record_in(Phase.PREFILL).ledger
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_units_run_in_prefill_replay_and_decode_only(phase: Phase) -> None:
+    running = {Phase.PREFILL, Phase.REPLAY, Phase.DECODE_READY}
+    assert record_in(phase).is_resident == (phase in running)
 
 
 @pytest.mark.parametrize(

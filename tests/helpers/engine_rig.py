@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from ninfer.contract.cache import CacheRequest
 from ninfer.contract.generation import (
     Admitted,
     Event,
@@ -24,8 +25,10 @@ from ninfer.contract.program import Program
 from ninfer.contract.prompt import PreparedPrompt
 from ninfer.contract.sampling import SamplingParams
 from ninfer.contract.units import Capacity
+from ninfer.engine.context_protocol import ContextPolicy
 from ninfer.engine.core import Engine
 from ninfer.program.program import ModelProgram
+from ninfer.program.stores.disk_store import DiskStore
 from tests.helpers.fake_executor import FakeExecutor, expected_tokens
 from tests.helpers.model_configs import hybrid_config
 from tests.helpers.scripted_session import ScriptedSession
@@ -34,11 +37,17 @@ VOCAB_SIZE = 97
 
 
 def capacity(
-    *, lanes: int = 2, max_context: int = 256, num_pages: int | None = None, chunk: int = 16
+    *,
+    lanes: int = 2,
+    max_context: int = 256,
+    num_pages: int | None = None,
+    chunk: int = 16,
+    cache_slots: int = 0,
+    host_blocks: int = 0,
 ) -> Capacity:
-    """As the planner makes it: two StateImages a lane and the root."""
+    """As the planner makes it: two StateImages a lane, the root, and what the cache gets."""
     pages = lanes * -(-max_context // 64) if num_pages is None else num_pages
-    return Capacity(lanes, max_context, pages, 2 * lanes + 1, chunk)
+    return Capacity(lanes, max_context, pages, 2 * lanes + 1 + cache_slots, chunk, host_blocks)
 
 
 class ManualClock:
@@ -146,17 +155,24 @@ class EngineRig:
         *,
         max_pending: int = 16,
         queue_timeout_s: float = 100.0,
+        max_decode_gap_s: float | None = None,
         wrap: Callable[[Program], Program] = lambda program: program,
+        make_policy: Callable[[Program], ContextPolicy] | None = None,
+        has_states: bool = True,
+        disk: DiskStore | None = None,
     ) -> None:
         self.clock = ManualClock()
-        self.executor = FakeExecutor(VOCAB_SIZE, limits)
+        self.executor = FakeExecutor(VOCAB_SIZE, limits, has_states=has_states)
         self.model_program = ModelProgram(
-            hybrid_config(vocab_size=VOCAB_SIZE), self.executor, limits
+            hybrid_config(vocab_size=VOCAB_SIZE), self.executor, limits, disk
         )
+        program = wrap(self.model_program)
         self.engine = Engine(
-            wrap(self.model_program),
+            program,
             max_pending=max_pending,
             queue_timeout_s=queue_timeout_s,
+            policy=None if make_policy is None else make_policy(program),
+            max_decode_gap_s=max_decode_gap_s,
             clock=self.clock,
         )
         self._num_requests = 0
@@ -172,21 +188,24 @@ class EngineRig:
         num_prompt_tokens: int = 5,
         max_tokens: int = 4,
         *,
+        prompt: PreparedPrompt | None = None,
+        cache: CacheRequest | None = None,
         session: OutputSession | None = None,
         sampling: SamplingParams | None = None,
         deadline_s: float | None = None,
         queue_timeout_s: float | None = None,
     ) -> GenerationRequest:
-        """A request with a prompt of its own."""
+        """A request with a prompt of its own, unless `prompt` is given."""
         self._num_requests += 1
         return GenerationRequest(
             request_id=f"r{self._num_requests}",
-            prompt=prompt_of(num_prompt_tokens, self._num_requests),
+            prompt=prompt or prompt_of(num_prompt_tokens, self._num_requests),
             sampling=sampling or SamplingParams(),
             session=session or ScriptedSession(),
             max_tokens=max_tokens,
             deadline_s=deadline_s,
             queue_timeout_s=queue_timeout_s,
+            cache=cache or CacheRequest(),
         )
 
     def is_clean(self) -> bool:
@@ -202,7 +221,9 @@ class EngineRig:
         )
 
 
-def solo_tokens(request: GenerationRequest, num_tokens: int) -> list[int]:
+def solo_tokens(
+    request: GenerationRequest, num_tokens: int, *, has_states: bool = True
+) -> list[int]:
     """What the request generates when it is alone."""
     return expected_tokens(
         request.prompt,
@@ -211,6 +232,7 @@ def solo_tokens(request: GenerationRequest, num_tokens: int) -> list[int]:
         VOCAB_SIZE,
         min_tokens=request.min_tokens,
         suppressed_ids=request.suppressed_ids,
+        has_states=has_states,
     )
 
 
@@ -220,10 +242,17 @@ async def running_engine(
     *,
     max_pending: int = 16,
     queue_timeout_s: float = 100.0,
+    max_decode_gap_s: float | None = None,
     wrap: Callable[[Program], Program] = lambda program: program,
+    make_policy: Callable[[Program], ContextPolicy] | None = None,
 ) -> AsyncIterator[EngineRig]:
     rig = EngineRig(
-        limits or capacity(), max_pending=max_pending, queue_timeout_s=queue_timeout_s, wrap=wrap
+        limits or capacity(),
+        max_pending=max_pending,
+        queue_timeout_s=queue_timeout_s,
+        max_decode_gap_s=max_decode_gap_s,
+        wrap=wrap,
+        make_policy=make_policy,
     )
     await rig.engine.start()
     try:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ninfer.contract.arrays import Float32Array
+from ninfer.contract.cache import CheckpointId
 from ninfer.contract.program import (
+    Amounts,
+    CheckpointFacts,
     Occupancy,
+    PausedSequence,
     PendingBatch,
     Program,
     SequenceHandle,
     SequenceSpec,
+    Source,
+    Transfer,
+    TransferKind,
 )
 from ninfer.contract.units import Capacity
 
@@ -36,9 +43,9 @@ class FaultyProgram:
     def vocab_size(self) -> int:
         return self._program.vocab_size
 
-    def open_sequence(self, spec: SequenceSpec) -> SequenceHandle:
+    def open_sequence(self, spec: SequenceSpec, source: Source | None = None) -> SequenceHandle:
         self._on_call("open_sequence")
-        return self._program.open_sequence(spec)
+        return self._program.open_sequence(spec, source)
 
     def close_sequence(self, handle: SequenceHandle) -> None:
         self._on_call("close_sequence")
@@ -78,6 +85,61 @@ class FaultyProgram:
     async def score(self, handle: SequenceHandle, num_tokens: int) -> Float32Array:
         self._on_call("score")
         return await self._program.score(handle, num_tokens)
+
+    def num_replay_left(self, handle: SequenceHandle) -> int:
+        self._on_call("num_replay_left")
+        return self._program.num_replay_left(handle)
+
+    def pause(self, handle: SequenceHandle, *, keeps_state: bool) -> PausedSequence:
+        self._on_call("pause")
+        return self._program.pause(handle, keeps_state=keeps_state)
+
+    def resume(self, paused: PausedSequence, source: Source | None = None) -> SequenceHandle:
+        self._on_call("resume")
+        return self._program.resume(paused, source)
+
+    def capture(self, handle: SequenceHandle) -> CheckpointId | None:
+        self._on_call("capture")
+        return self._program.capture(handle)
+
+    def checkpoint(self, checkpoint: CheckpointId) -> CheckpointFacts:
+        self._on_call("checkpoint")
+        return self._program.checkpoint(checkpoint)
+
+    def release(self, checkpoint: CheckpointId) -> None:
+        self._on_call("release")
+        self._program.release(checkpoint)
+
+    def drop_device(self, checkpoint: CheckpointId) -> None:
+        self._on_call("drop_device")
+        self._program.drop_device(checkpoint)
+
+    def drop_host(self, checkpoint: CheckpointId) -> None:
+        self._on_call("drop_host")
+        self._program.drop_host(checkpoint)
+
+    def reclaimable(self, checkpoints: Collection[CheckpointId]) -> Amounts:
+        return self._program.reclaimable(checkpoints)
+
+    def free(self) -> Amounts:
+        return self._program.free()
+
+    def missing(self, handle: SequenceHandle, num_tokens: int) -> Amounts:
+        self._on_call("missing")
+        return self._program.missing(handle, num_tokens)
+
+    def begin_transfer(
+        self, kind: TransferKind, checkpoint: CheckpointId, note: Mapping[str, object] | None = None
+    ) -> Transfer | None:
+        self._on_call("begin_transfer")
+        return self._program.begin_transfer(kind, checkpoint, note)
+
+    def settle_transfer(self, transfer: Transfer) -> bool:
+        self._on_call("settle_transfer")
+        return self._program.settle_transfer(transfer)
+
+    def disk_notes(self) -> Mapping[CheckpointId, Mapping[str, object]]:
+        return self._program.disk_notes()
 
     def occupancy(self) -> Occupancy:
         return self._program.occupancy()
