@@ -203,6 +203,17 @@ class CheckpointMachine(RuleBasedStateMachine):
                 self.executor.faults[len(self.executor.calls)] = Fault("device_error")
             self.run([sequence], ending, num_tokens)
 
+    @precondition(lambda self: any(not s.has_ended for s in self.residents))
+    @rule(data=st.data())
+    def catch_up(self, data: st.DataObject) -> None:
+        """The rest of the prompt and of what was fed before a pause."""
+        sequence = data.draw(st.sampled_from([s for s in self.residents if not s.has_ended]))
+        while sequence.num_prompt_left or sequence.num_replay_left:
+            num_tokens = min(sequence.num_prompt_left, 50) or 1
+            if not self.reserve(sequence, num_tokens):
+                return
+            self.run([sequence], "commit", num_tokens)
+
     @precondition(lambda self: any(s.is_decoding for s in self.residents))
     @rule(data=st.data(), ending=ENDINGS, num_steps=st.integers(1, 30))
     def decode(self, data: st.DataObject, ending: str, num_steps: int) -> None:

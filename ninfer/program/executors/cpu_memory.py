@@ -39,7 +39,7 @@ class CpuMemory:
 
     @property
     def slot_bytes(self) -> int:
-        return (self.windows.nbytes + self.states.nbytes) // self.windows.shape[0]
+        return int(self.windows.nbytes + self.states.nbytes) // len(self.windows)
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy a page in every layer."""
