@@ -181,36 +181,48 @@ class TestSchedulingOfUnits:
             await asyncio.gather(*map(watch, requests))
             assert order == [request.request_id for request in requests]
 
-    async def test_large_head_waits_for_pages_and_is_not_overtaken(self) -> None:
-        async with running_engine(capacity(lanes=3, max_context=256, num_pages=4)) as rig:
+    async def test_large_head_waits_for_pages_and_is_overtaken_by_as_many_as_there_are_lanes(
+        self,
+    ) -> None:
+        limits = capacity(lanes=2, max_context=256, num_pages=4)
+        async with running_engine(limits) as rig:
+            admitted: list[str] = []
+
+            async def watch(request: GenerationRequest) -> None:
+                async with rig.engine.submit(request) as handle:
+                    async for event in handle:
+                        if isinstance(event, Admitted):
+                            admitted.append(handle.request_id)
+
             gate = rig.close_gate()
-            small = rig.engine.submit(rig.request(60, max_tokens=2))
-            large = rig.engine.submit(rig.request(200, max_tokens=50))
-            tiny = rig.engine.submit(rig.request(1, max_tokens=1))
+            first = rig.request(60, max_tokens=40)
+            large = rig.request(200, max_tokens=50)
+            small = [rig.request(1, max_tokens=2) for _ in range(5)]
+            tasks = [asyncio.create_task(watch(request)) for request in (first, large, *small)]
             await spin()
-            assert (rig.engine.status().running, rig.engine.status().waiting) == (1, 2)
+            assert (rig.engine.status().running, rig.engine.status().waiting) == (2, 5)
             gate.open()
-            for handle in (small, large, tiny):
-                assert (await read(handle)).finished
+            await asyncio.gather(*tasks)
+            assert admitted == ["r1", "r3", "r4", "r2", "r5", "r6", "r7"]
             assert rig.is_clean()
 
-    async def test_starved_row_waits_while_the_others_go_on(self) -> None:
+    async def test_youngest_row_that_is_refused_waits_while_the_others_go_on(self) -> None:
         programs: list[FaultyProgram] = []
 
         def wrap(program: Program) -> FaultyProgram:
             programs.append(FaultyProgram(program, lambda name: None))
             return programs[0]
 
-        async with running_engine(wrap=wrap) as rig:
+        async with running_engine(capacity(lanes=3), wrap=wrap) as rig:
             starved: list[SequenceHandle] = []
 
             def deny(handle: SequenceHandle) -> bool:
-                is_denied = handle.lane == 0 and len(starved) < 3
+                is_denied = handle.lane == 2 and len(starved) < 3
                 starved.extend([handle] if is_denied else [])
                 return is_denied
 
             gate = rig.close_gate()
-            requests = [rig.request(5, max_tokens=8), rig.request(5, max_tokens=8)]
+            requests = [rig.request(5, max_tokens=8) for _ in range(3)]
             tasks = [asyncio.create_task(read(rig.engine.submit(r))) for r in requests]
             await spin()
             programs[0].denies = deny

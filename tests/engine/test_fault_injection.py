@@ -17,6 +17,8 @@ from tests.helpers.scripted_session import ScriptedSession
 class Scenario:
     """Five requests over two lanes: plain, natural stop, cancelled, deadline, prefill only."""
 
+    limits = capacity()
+
     def __init__(self, fail_at: int | None = None, error: Exception | None = None) -> None:
         self.calls: list[str] = []
         self.health = EngineHealth.LOADING
@@ -24,7 +26,7 @@ class Scenario:
         self._fail_at = fail_at
         self._program_error = error or DeviceError("injected")
         self._session_error = error or ZeroDivisionError("injected")
-        self.rig = EngineRig(capacity(), wrap=self._wrap)
+        self.rig = EngineRig(self.limits, wrap=self._wrap)
         self.requests = self._requests()
         self.transcripts: list[Transcript] = []
 
@@ -82,8 +84,21 @@ class Scenario:
             raise error
 
 
-async def _faultless() -> Scenario:
-    scenario = Scenario()
+class TightScenario(Scenario):
+    """Two requests that together outgrow the memory, and a third that waits."""
+
+    limits = capacity(num_pages=4, chunk=64)
+
+    def _requests(self) -> list[GenerationRequest]:
+        return [self.rig.request(62, 72) for _ in range(2)] + [self.rig.request(62, 3)]
+
+
+class TightScenarioWithHost(TightScenario):
+    limits = capacity(num_pages=4, chunk=64, host_blocks=16)
+
+
+async def _faultless(kind: type[Scenario] = Scenario) -> Scenario:
+    scenario = kind()
     await scenario.run()
     return scenario
 
@@ -97,6 +112,7 @@ async def test_scenario_reaches_every_call_and_every_way_to_end() -> None:
         "program.open_sequence",
         "program.close_sequence",
         "program.frontier",
+        "program.num_replay_left",
         "program.reserve_units",
         "program.launch_prefill",
         "program.launch_decode",
@@ -146,6 +162,36 @@ def _check_global(scenario: Scenario) -> None:
     assert any(error.code == "engine_unavailable" for error in errors)
     with pytest.raises(Unavailable):
         scenario.rig.engine.submit(scenario.requests[0])
+
+
+PAUSE_CALLS = {"missing", "pause", "resume", "num_replay_left"}
+TRANSFER_CALLS = {"begin_transfer", "settle_transfer", "checkpoint", "drop_device"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (TightScenario, PAUSE_CALLS),
+        (TightScenarioWithHost, PAUSE_CALLS | TRANSFER_CALLS),
+    ],
+)
+async def test_failing_calls_under_pressure(kind: type[Scenario], names: set[str]) -> None:
+    faultless = await _faultless(kind)
+    assert faultless.is_clean
+    calls = [call.removeprefix("program.") for call in faultless.calls]
+    assert names <= set(calls)
+    for name in sorted(names):
+        indices = [index for index, call in enumerate(calls) if call == name]
+        for index in sorted({indices[0], indices[len(indices) // 2], indices[-1]}):
+            scenario = kind(index)
+            await scenario.run()
+            for request, transcript in zip(scenario.requests, scenario.transcripts, strict=True):
+                num_tokens = len(transcript.token_ids)
+                assert transcript.token_ids == solo_tokens(request, num_tokens)
+            _check_global(scenario)
+            assert scenario.rig.engine.status().outstanding == 0
+            assert scenario.rig.executor.is_closed
+            assert scenario.rig.is_clean()
 
 
 async def test_program_that_cannot_be_closed_does_not_hide_its_error() -> None:
