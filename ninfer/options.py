@@ -176,7 +176,7 @@ class EngineOptions:
     memory_budget: int | None = option(
         None,
         "bytes for weights, KV pages and states together (512MiB, 2GiB); default within half of"
-        " the free memory what the running lanes can use and 64 MiB for the context cache, on a GPU"
+        " the free memory what the running lanes can use and 48 MiB for the context cache, on a GPU"
         " all that is free less 1 GiB",
         parse=parse_bytes,
         metavar="SIZE",
@@ -191,7 +191,7 @@ class EngineOptions:
     host_cache_bytes: int | None = option(
         None,
         "host memory of the context cache, beside the memory budget; 0 = off; default a sixteenth"
-        " of the free memory, at most 64 MiB, on a GPU a quarter, at most 8 GiB",
+        " of the free memory, at most 48 MiB, on a GPU a quarter, at most 8 GiB",
         parse=parse_bytes_or_none,
         metavar="SIZE",
     )

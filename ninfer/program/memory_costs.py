@@ -21,7 +21,7 @@ from ninfer.ops.paged_attention import KEY_BLOCK_TOKENS
 from ninfer.program.executors.cpu import PASS_TOKENS
 
 _FLOAT32_BYTES: Final = 4
-_CACHE_BYTES: Final = 64 << 20
+_CACHE_BYTES: Final = 48 << 20
 """On this executor a tier is worth little: prefill is slow, but so few tokens are."""
 _SAMPLER_BYTES: Final = 40
 """A vocabulary entry while one row is sampled: float64 weights, sums and noise, an order."""

@@ -23,6 +23,7 @@ from ninfer.program.stores.disk_store import DiskStore, StoredFile, Written
 from ninfer.program.stores.host_store import HostStore
 from ninfer.program.stores.page_store import PageStore
 from ninfer.program.stores.state_store import StateStore
+from ninfer.program.unit import mark_retrieved
 
 
 @dataclass(slots=True, eq=False)
@@ -119,7 +120,8 @@ class Transfers:
         """Give up the open transfer, whether it still runs or not; what it copied is forgotten."""
         transfer, self._open = self._open, None
         if transfer is not None:
-            transfer.task.cancel()
+            if not transfer.task.cancel():
+                mark_retrieved(transfer.task)
             transfer.record.is_leased = False
             self._give_back(transfer)
 

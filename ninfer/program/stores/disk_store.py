@@ -140,9 +140,8 @@ class DiskStore:
 
     def discard(self, file: StoredFile) -> None:
         """Delete it soon; never fails."""
-        self._known.discard(file.name)
         self._used_bytes = max(0, self._used_bytes - file.num_bytes)
-        self._thread.submit(self._unlink, file.name)
+        self._thread.submit(self._forget, file.name)
 
     def close(self) -> None:
         """Wait for the thread; files stay."""
@@ -243,6 +242,10 @@ class DiskStore:
             self._unlink(entry.name)
             used -= entry.num_bytes
         self._used_bytes = used + needed
+
+    def _forget(self, name: str) -> None:
+        self._known.discard(name)
+        self._unlink(name)
 
     def _unlink(self, name: str) -> None:
         try:
