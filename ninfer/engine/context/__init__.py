@@ -1,0 +1,1 @@
+"""Parts of the context cache's policy: identities, catalogue, value, reasons for misses."""
