@@ -213,6 +213,13 @@ class EngineOptions:
         parse=parse_int(1, 1_048_576),
         metavar="TOKENS",
     )
+    max_decode_gap_ms: int = option(
+        200,
+        "longest time that running streams stand still for a part of somebody's prompt; a chunk"
+        " that would take longer is cut, by what chunks took so far; 0 = any time",
+        parse=parse_int(0, 3_600_000),
+        metavar="MS",
+    )
     cpu_threads: int | None = option(
         None,
         "threads of a matrix product in the CPU executor; default all processors but one",

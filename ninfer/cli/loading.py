@@ -23,6 +23,8 @@ from ninfer.contract.model import ModelCard, ModelSource
 from ninfer.contract.program import Program
 from ninfer.contract.units import MemoryPlan
 from ninfer.convert.source import open_model
+from ninfer.engine.context.limits import CacheMemory
+from ninfer.engine.context_cache import ContextCache
 from ninfer.engine.core import Engine
 from ninfer.frontend.frontend import ModelFrontend
 from ninfer.options import EngineOptions, SamplingOptions
@@ -106,4 +108,21 @@ def make_engine(model: LoadedModel, options: EngineOptions) -> Engine:
     max_pending = options.max_pending
     if max_pending is None:
         max_pending = max(_LEAST_PENDING, _PENDING_PER_LANE * lanes)
-    return Engine(model.program, max_pending=max_pending, queue_timeout_s=options.queue_timeout)
+    gap_ms = options.max_decode_gap_ms
+    return Engine(
+        model.program,
+        max_pending=max_pending,
+        queue_timeout_s=options.queue_timeout,
+        policy=ContextCache(model.program, cache_memory_of(model.plan, options)),
+        max_decode_gap_s=gap_ms / 1000.0 if gap_ms > 0 else None,
+    )
+
+
+def cache_memory_of(plan: MemoryPlan, options: EngineOptions) -> CacheMemory:
+    """What the context cache must know of the memory it works with."""
+    capacity = plan.capacity
+    return CacheMemory(
+        page_bytes=plan.kv_bytes // capacity.num_pages,
+        slot_bytes=plan.state_bytes // capacity.num_slots,
+        has_disk=options.cache_dir is not None and capacity.num_host_blocks > 0,
+    )
