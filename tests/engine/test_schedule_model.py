@@ -32,10 +32,12 @@ from ninfer.contract.program import Program
 from ninfer.contract.prompt import PreparedPrompt, PromptFrontier
 from ninfer.contract.sampling import SamplingParams
 from ninfer.contract.units import Capacity
+from ninfer.engine.context.limits import CacheLimits, CacheMemory
+from ninfer.engine.context_cache import ContextCache
 from ninfer.engine.context_protocol import ContextPolicy
 from tests.helpers.chaos_policy import ChaosPolicy
 from tests.helpers.engine_rig import VOCAB_SIZE, EngineRig, StepGate, Transcript, solo_tokens, spin
-from tests.helpers.fake_executor import Fault
+from tests.helpers.fake_executor import PAGE_BYTES, SLOT_BYTES, Fault
 from tests.helpers.memory_disk import MemoryDisk
 from tests.helpers.scripted_session import ScriptedSession
 
@@ -70,7 +72,8 @@ class Episode:
         self.clients: list[Client] = []
         self.num_spoiled = 0
         self.rig = self._rig()
-        self.policy: ChaosPolicy | None
+        self.chaos: ChaosPolicy | None
+        self.cache: ContextCache | None
         self.gate = self.rig.close_gate()
         self.move_gate: StepGate | None = None
         if self.random.random() < 0.5:
@@ -208,18 +211,27 @@ class Episode:
         if limits.num_host_blocks and source.random() < 0.6:
             disk = MemoryDisk(self.seed, max_files=source.randint(1, 5), failures=0.2)
 
-        def make_policy(program: Program) -> ContextPolicy:
-            self.policy = ChaosPolicy(program, self.seed, may_store=disk is not None)
-            return self.policy
+        has_states = source.random() < 0.8
 
-        self.policy = None
+        def make_chaos(program: Program) -> ContextPolicy:
+            self.chaos = ChaosPolicy(program, self.seed, may_store=disk is not None)
+            return self.chaos
+
+        def make_cache(program: Program) -> ContextPolicy:
+            slot_bytes = SLOT_BYTES if has_states else 0
+            memory = CacheMemory(PAGE_BYTES, slot_bytes, has_disk=disk is not None)
+            limits = CacheLimits(max_entries=20, min_tokens=16, min_stored_tokens=64)
+            self.cache = ContextCache(program, memory, limits)
+            return self.cache
+
+        self.chaos, self.cache = None, None
         return EngineRig(
             limits,
             max_pending=source.choice((2, 6, 12)),
             queue_timeout_s=50.0,
             max_decode_gap_s=source.choice((None, 0.1)),
-            make_policy=make_policy if source.random() < 0.75 else None,
-            has_states=source.random() < 0.8,
+            make_policy=source.choice((None, make_chaos, make_cache, make_cache)),
+            has_states=has_states,
             disk=disk,
         )
 
@@ -241,9 +253,12 @@ class Episode:
         for name in ("num_pauses", "num_resumes", "num_replays", "num_snapshots_lost"):
             reached[name] += getattr(metrics, name)
         reached["snapshot_resumes"] += metrics.num_resumes - metrics.num_replays
-        if self.policy is not None:
-            reached["hits"] += self.policy.num_hits
-            reached["moves"] += self.policy.num_moves
+        if self.chaos is not None:
+            reached["hits"] += self.chaos.num_hits
+            reached["moves"] += self.chaos.num_moves
+        if self.cache is not None:
+            reached["cache_hits"] += self.cache.metrics.hits.total()
+            reached["cache_moves"] += self.cache.metrics.transfers.total()
         return reached
 
     def _check_ended(self, client: Client) -> str:

@@ -330,6 +330,7 @@ def expected_tokens(
     token_ids = prompt.token_ids.tolist()
     generated: list[int] = []
     state = _plain_state(0, token_ids, 0) if has_states else 0
+    kv = _plain_kv(prompt, token_ids)
     for _ in range(num_tokens):
         sample = SampleRow(
             params=sampling,
@@ -339,10 +340,10 @@ def expected_tokens(
             prompt_ids=_distinct(sampling, prompt.token_ids.tolist()),
             suppressed_ids=suppressed_ids if len(generated) < min_tokens else (),
         )
-        kv = _plain_kv(prompt, token_ids)
         generated.append(_choose(state, kv, sample, vocab_size).token_id)
         if has_states:
             state = _next_state(state, generated[-1], len(token_ids))
+        kv ^= _kv_term(generated[-1], len(token_ids), prompt.rope_delta)
         token_ids.append(generated[-1])
     return generated
 
@@ -410,6 +411,14 @@ def _kv_hash(values: HashArray) -> int:
     """Depends on every value and its place."""
     places = np.arange(1, values.shape[0] + 1, dtype=np.uint64)
     return int(np.bitwise_xor.reduce(_mix_array(values + _mix_array(places))))
+
+
+def _kv_term(token_id: int, ordinal: int, rope_delta: int) -> int:
+    """What one generated token adds to the hash."""
+    value = _mix(token_id)
+    for _ in range(3):
+        value = _mix(value ^ ((ordinal + rope_delta) & _MASK))
+    return _mix((_mix(value ^ ordinal) + _mix(ordinal + 1)) & _MASK)
 
 
 def _next_state(state: int, token_id: int, ordinal: int) -> int:
