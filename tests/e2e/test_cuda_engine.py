@@ -17,7 +17,13 @@ from tests.helpers.cuda_models import require_device
 
 pytestmark = pytest.mark.gpu
 
-OPTIONS = EngineOptions(executor="cuda", weights="bf16", max_concurrency=4, memory_budget=4 << 30)
+OPTIONS = EngineOptions(
+    executor="cuda",
+    weights="bf16",
+    max_concurrency=4,
+    memory_budget=4 << 30,
+    host_cache_bytes=256 << 20,
+)
 QUESTIONS = (
     "hi",
     "What is a volcano?",
@@ -83,6 +89,8 @@ async def test_clients_that_leave_give_everything_back(running: Running) -> None
         await asyncio.sleep(0.01)
     assert running.engine.status().health is EngineHealth.READY
     assert await answer(running, 1) == await answer(running, 1)
+    running.engine.flush_cache()
+    await asyncio.sleep(0.1)
     occupancy = running.model.program.occupancy()
     assert occupancy.lanes_used == occupancy.pages_used == occupancy.slots_used == 0
     running.model.program.check()

@@ -203,6 +203,8 @@ async def test_every_request_ends_once_with_the_answer_it_has_alone() -> None:
         status = server.engine.status()
         assert (status.waiting, status.running, status.outstanding) == (0, 0, 0)
         assert status.health is EngineHealth.READY
+        server.engine.flush_cache()
+        await asyncio.sleep(0.1)
         server.model.program.check()
         occupancy = server.model.program.occupancy()
         assert (occupancy.lanes_used, occupancy.pages_used, occupancy.slots_used) == (0, 0, 0)
