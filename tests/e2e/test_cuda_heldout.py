@@ -24,7 +24,12 @@ DATA = Path(__file__).parents[1] / "data"
 NUM_TOKENS = 1100
 WINDOW = 1024
 OPTIONS = EngineOptions(
-    executor="cuda", weights="bf16", max_concurrency=2, max_context=1024, memory_budget=4 << 30
+    executor="cuda",
+    weights="bf16",
+    max_concurrency=2,
+    max_context=1024,
+    memory_budget=4 << 30,
+    host_cache_bytes=0,
 )
 MOST = {
     ("fp8", "bf16"): (1.5e-3, 1.01),

@@ -148,7 +148,7 @@ class FakeCuda:
         del self.sizes[address]
         self.allocations.pop(address, None)
 
-    def allocate_pinned(self, num_bytes: int) -> HostArray:
+    def allocate_pinned(self, num_bytes: int, *, is_zeroed: bool = True) -> HostArray:
         if sum(array.nbytes for array in self.pinned) + num_bytes > self.max_pinned_bytes:
             raise MemoryError(f"{num_bytes} bytes of page-locked memory")
         # What a driver hands out begins at a multiple of 16, NumPy's own small arrays may not.

@@ -117,7 +117,7 @@ class CudaDevice:
         with self._checked("release"):
             self._runtime.free(address)
 
-    def allocate_pinned(self, num_bytes: int) -> HostArray:
+    def allocate_pinned(self, num_bytes: int, *, is_zeroed: bool = True) -> HostArray:
         try:
             memory = self._cupy.cuda.alloc_pinned_memory(max(num_bytes, 1))
         except self._runtime.CUDARuntimeError as error:
@@ -126,7 +126,8 @@ class CudaDevice:
             raise DeviceError(f"cuda: pinned memory: {error}") from error
         self._pinned.append(memory)
         array = np.frombuffer(memory, np.uint8, count=num_bytes)
-        array[:] = 0
+        if is_zeroed:
+            array[:] = 0
         return array
 
     def upload(self, target: int, source: HostArray) -> None:

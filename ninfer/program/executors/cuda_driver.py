@@ -45,9 +45,9 @@ class CudaDriver(Protocol):
 
     def release(self, address: int) -> None: ...
 
-    def allocate_pinned(self, num_bytes: int) -> HostArray:
-        """[num_bytes] uint8, zeroed, page-locked; lives as long as the driver. The device reads and
-        writes it at the host's address. MemoryError when the system locks no more."""
+    def allocate_pinned(self, num_bytes: int, *, is_zeroed: bool = True) -> HostArray:
+        """[num_bytes] uint8, page-locked; lives as long as the driver. The device reads and writes
+        it at the host's address. MemoryError when the system locks no more."""
 
     def upload(self, target: int, source: HostArray) -> None:
         """Queue a copy of a contiguous host array; it must not change before it was copied."""

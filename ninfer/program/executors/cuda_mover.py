@@ -71,9 +71,8 @@ class CudaMover:
         self._page = _page_parts(memory)
         self._state = _state_parts(memory)
         page_bytes = self.page_bytes
-        self.host_blocks: ByteArray = driver.allocate_pinned(num_blocks * page_bytes).reshape(
-            num_blocks, page_bytes
-        )
+        blocks = driver.allocate_pinned(num_blocks * page_bytes, is_zeroed=False)
+        self.host_blocks: ByteArray = blocks.reshape(num_blocks, page_bytes)
         self._pieces = _pieces_of(self._state, page_bytes) if page_bytes > 0 else None
         size = copies.RANGE.itemsize
         most = max(1, max_rows * self._page.sizes.size)
