@@ -18,8 +18,6 @@ from ninfer.program.stores.lane_store import LaneStore
 from ninfer.program.stores.page_store import PageStore
 from ninfer.program.stores.state_store import StateStore
 
-_NOTHING = Amounts()
-
 
 def pages_of(num_tokens: int) -> int:
     """Pages that so many tokens occupy."""
@@ -67,6 +65,7 @@ class Residents:
         shared = copy.pages[: pages_of(num_tokens)]
         self._pages.share(handle.lane, shared)
         sequence.page_table[: len(shared)] = shared
+        sequence.num_reserved = len(shared)
         sequence.frontier = num_tokens
         sequence.owns_tail = num_tokens % PAGE_TOKENS == 0
         if copy.slot is not None:
@@ -102,33 +101,26 @@ class Residents:
         return (
             (sequence.provisional_slot is not None or not self._has_states)
             and (sequence.owns_tail or bool(sequence.copies))
-            and self._pages.extents(sequence.handle.lane).reserved
-            >= pages_of(sequence.frontier + num_tokens)
+            and pages_of(sequence.frontier + num_tokens) <= sequence.num_reserved
         )
 
     def missing(self, sequence: SequenceRecord, num_tokens: int) -> Amounts:
         """What `reserve` lacks now."""
-        needed = pages_of(sequence.frontier + num_tokens)
-        new = max(0, needed - self._pages.extents(sequence.handle.lane).reserved)
-        pages = new + self._needs_copy(sequence) - self._pages.num_free
-        takes_slot = self._has_states and sequence.provisional_slot is None
-        slots = takes_slot - self._states.num_free
-        if pages <= 0 and slots <= 0:
-            return _NOTHING
+        pages, slots = self._shortage(sequence, num_tokens)
         return Amounts(pages=max(0, pages), slots=max(0, slots))
 
     def reserve(self, sequence: SequenceRecord, num_tokens: int) -> bool:
         """Pages, a slot and the copy of a shared last page, all or nothing."""
-        if self.is_reserved(sequence, num_tokens):
-            return True
-        if self.missing(sequence, num_tokens) != _NOTHING:
+        pages, slots = self._shortage(sequence, num_tokens)
+        if pages > 0 or slots > 0:
             return False
         if not sequence.owns_tail and not sequence.copies:
             self._take_tail(sequence)
-        lane = sequence.handle.lane
-        num_before = self._pages.extents(lane).reserved
-        added = self._pages.reserve(lane, pages_of(sequence.frontier + num_tokens)) or ()
-        sequence.page_table[num_before : num_before + len(added)] = added
+        needed = pages_of(sequence.frontier + num_tokens)
+        if needed > sequence.num_reserved:
+            added = self._pages.reserve(sequence.handle.lane, needed) or ()
+            sequence.page_table[sequence.num_reserved : needed] = added
+            sequence.num_reserved = needed
         if self._has_states and sequence.provisional_slot is None:
             sequence.provisional_slot = self._states.acquire()
         return True
@@ -182,6 +174,13 @@ class Residents:
             self._check_pages(sequence)
             self._check_frontier(sequence)
 
+    def _shortage(self, sequence: SequenceRecord, num_tokens: int) -> tuple[int, int]:
+        """Pages and slots that are needed less those that are free: enough when not positive."""
+        needed = pages_of(sequence.frontier + num_tokens)
+        pages = max(0, needed - sequence.num_reserved) + self._needs_copy(sequence)
+        takes_slot = self._has_states and sequence.provisional_slot is None
+        return pages - self._pages.num_free, takes_slot - self._states.num_free
+
     def _needs_copy(self, sequence: SequenceRecord) -> bool:
         if sequence.owns_tail or sequence.copies:
             return False
@@ -207,7 +206,7 @@ class Residents:
     def _check_pages(self, sequence: SequenceRecord) -> None:
         lane, name = sequence.handle.lane, sequence.spec.request_id
         page_ids = self._pages.page_ids(lane)
-        if tuple(sequence.page_table[: len(page_ids)].tolist()) != page_ids:
+        if tuple(sequence.page_table[: sequence.num_reserved].tolist()) != page_ids:
             raise InvariantError(f"{name}: page table and page store differ")
         extents = self._pages.extents(lane)
         if extents.committed != pages_of(sequence.frontier):
@@ -225,7 +224,7 @@ class Residents:
         has_image = sequence.slot != ROOT_SLOT
         if has_image != (self._has_states and frontier > 0):
             raise InvariantError(f"{name}: StateImage {sequence.slot} at {frontier}")
-        last = sequence.spec.prompt.num_tokens + max(0, len(sequence.accepted) - 1)
+        last = sequence.num_prompt + max(0, len(sequence.accepted) - 1)
         if frontier > last or sequence.num_replay_left < 0:
             raise InvariantError(
                 f"{name}: {len(sequence.accepted)} accepted tokens at frontier {frontier}"

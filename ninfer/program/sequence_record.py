@@ -23,7 +23,9 @@ from ninfer.program.token_counts import TokenCounts
 class SequenceRecord:
     """State of one lane's sequence.
 
-    page_table         [max pages] int32; entries from the reserved extent on are meaningless
+    num_prompt         tokens of the prompt
+    page_table         [max pages] int32; entries from num_reserved on are meaningless
+    num_reserved       pages set aside for it
     accepted           tokens chosen so far, in order
     slot               StateImage of the frontier
     provisional_slot   where the next unit writes its StateImage, once reserved
@@ -42,6 +44,8 @@ class SequenceRecord:
         "handle",
         "has_ended",
         "is_pending",
+        "num_prompt",
+        "num_reserved",
         "owns_tail",
         "page_table",
         "provisional_slot",
@@ -53,6 +57,8 @@ class SequenceRecord:
         self.handle = handle
         self.spec = spec
         self.page_table: IntArray = np.zeros(max_pages, dtype=np.int32)
+        self.num_prompt = spec.prompt.num_tokens
+        self.num_reserved = 0
         self.accepted: list[int] = []
         self.frontier = 0
         self.slot = ROOT_SLOT
@@ -61,28 +67,27 @@ class SequenceRecord:
         self.copies: tuple[tuple[int, int], ...] = ()
         self.is_pending = False
         self.has_ended = False
-        self._counts: TokenCounts | None = None
+        self._counts = TokenCounts()
         self._prompt_ids: IntArray = np.empty(0, dtype=np.int32)
         if spec.sampling.counts_tokens:
-            self._counts = TokenCounts()
             self._prompt_ids = np.unique(spec.prompt.token_ids).astype(np.int32)
 
     @property
     def num_prompt_left(self) -> int:
         """Prompt tokens behind the frontier."""
-        return max(0, self.spec.prompt.num_tokens - self.frontier)
+        return max(0, self.num_prompt - self.frontier)
 
     @property
     def num_replay_left(self) -> int:
         """Inputs behind the frontier that were fed before; 0 when nothing was accepted."""
         if not self.accepted:
             return 0
-        return self.spec.prompt.num_tokens + len(self.accepted) - 1 - self.frontier
+        return self.num_prompt + len(self.accepted) - 1 - self.frontier
 
     def accept(self, token_id: int) -> None:
         """Append to the ledger."""
         self.accepted.append(token_id)
-        if self._counts is not None:
+        if self.spec.sampling.counts_tokens:
             self._counts.add(token_id)
 
     def prompt_row(self, num_tokens: int, num_pages: int, *, samples: bool) -> UnitRow:
@@ -91,7 +96,7 @@ class SequenceRecord:
         prompt, start = self.spec.prompt, self.frontier
         stop = start + num_tokens
         positions = None if prompt.positions is None else prompt.positions[:, start:stop]
-        is_drawn = samples and stop == prompt.num_tokens and not self.accepted
+        is_drawn = samples and stop == self.num_prompt and not self.accepted
         sample = self._sample_row(stop) if is_drawn else None
         return self._unit_row(prompt.token_ids[start:stop], num_pages, positions, sample)
 
@@ -101,9 +106,9 @@ class SequenceRecord:
         positions = None
         if delta != 0:
             positions = np.full((3, 1), self.frontier + delta, dtype=np.int32)
-        is_newest = self.num_replay_left == 0
-        token_id = self.accepted[self.frontier - self.spec.prompt.num_tokens]
-        token_ids = np.array([token_id], dtype=np.int32)
+        index = self.frontier - self.num_prompt
+        token_ids = np.array([self.accepted[index]], dtype=np.int32)
+        is_newest = index == len(self.accepted) - 1
         sample = self._sample_row(self.frontier + 1) if is_newest else None
         return self._unit_row(token_ids, num_pages, positions, sample)
 
@@ -128,13 +133,12 @@ class SequenceRecord:
         )
 
     def _sample_row(self, position: int) -> SampleRow:
-        counts = self._counts if self._counts is not None else TokenCounts()
         is_suppressed = len(self.accepted) < self.spec.min_tokens
         return SampleRow(
             params=self.spec.sampling,
             position=position,
-            generated_ids=counts.token_ids,
-            generated_counts=counts.counts,
+            generated_ids=self._counts.token_ids,
+            generated_counts=self._counts.counts,
             prompt_ids=self._prompt_ids,
             suppressed_ids=self.spec.suppressed_ids if is_suppressed else (),
         )
