@@ -225,8 +225,7 @@ class ModelProgram:
         """Bind a lane again, from `source` (up to the old frontier) or from 0. The Snapshot stays
         the caller's unless the source consumes it."""
         sequence = self._open(paused.spec, source, paused.frontier)
-        for token_id in paused.accepted:
-            sequence.accept(token_id)
+        sequence.restore(paused.accepted)
         return sequence.handle
 
     def capture(self, handle: SequenceHandle) -> CheckpointId | None:

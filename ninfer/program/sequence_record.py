@@ -12,6 +12,8 @@ The record decides nothing and frees nothing; `program.py` writes it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ninfer.contract.arrays import IntArray
@@ -89,6 +91,12 @@ class SequenceRecord:
         self.accepted.append(token_id)
         if self.spec.sampling.counts_tokens:
             self._counts.add(token_id)
+
+    def restore(self, token_ids: Sequence[int]) -> None:
+        """The ledger of a request that was paused."""
+        self.accepted = list(token_ids)
+        if self.spec.sampling.counts_tokens:
+            self._counts = TokenCounts.of(token_ids)
 
     def prompt_row(self, num_tokens: int, num_pages: int, *, samples: bool) -> UnitRow:
         """The next `num_tokens` prompt inputs; `samples` at the prompt's last token only, and not

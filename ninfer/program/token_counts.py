@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ninfer.contract.arrays import IntArray
@@ -16,6 +18,14 @@ class TokenCounts:
         """[m] int32, ascending"""
         self.counts: IntArray = np.empty(0, dtype=np.int32)
         """[m] int32, each >= 1"""
+
+    @classmethod
+    def of(cls, token_ids: Sequence[int]) -> TokenCounts:
+        """As after adding each of these."""
+        counted = cls()
+        distinct, counts = np.unique(np.array(token_ids, np.int32), return_counts=True)
+        counted.token_ids, counted.counts = distinct, counts.astype(np.int32)
+        return counted
 
     def add(self, token_id: int) -> None:
         index = int(np.searchsorted(self.token_ids, token_id))

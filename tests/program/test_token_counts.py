@@ -17,8 +17,10 @@ def test_counts_equal_a_plain_count(token_ids: list[int]) -> None:
     for token_id in token_ids:
         counts.add(token_id)
     expected = sorted(Counter(token_ids).items())
-    assert list(zip(counts.token_ids.tolist(), counts.counts.tolist(), strict=True)) == expected
-    assert counts.token_ids.dtype == counts.counts.dtype == np.int32
+    for counted in (counts, TokenCounts.of(token_ids)):
+        pairs = zip(counted.token_ids.tolist(), counted.counts.tolist(), strict=True)
+        assert list(pairs) == expected
+        assert counted.token_ids.dtype == counted.counts.dtype == np.int32
 
 
 def test_arrays_given_away_stay_as_they_were() -> None:
