@@ -46,6 +46,7 @@ class EngineMetrics:
     num_replays           resumes that fed again what had been fed
     num_snapshots_lost    Snapshots of paused requests that were given up
     replayed_tokens_total   inputs that were fed again
+    scheduling_s_total    processor time of boundaries and launches, between two units
     request_s_mean        smoothed duration of requests that ran to their end
     """
 
@@ -67,6 +68,7 @@ class EngineMetrics:
     num_replays: int = 0
     num_snapshots_lost: int = 0
     replayed_tokens_total: int = 0
+    scheduling_s_total: float = 0.0
     request_s_mean: float | None = None
 
     def note_admitted(self, queue_s: float) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ninfer.contract.program import PendingBatch, Program
 from ninfer.engine.pacing import PrefillPace
 from ninfer.engine.pressure import Pressure
-from ninfer.engine.request_record import RequestRecord
+from ninfer.engine.request_record import Phase, RequestRecord
 from ninfer.engine.scheduler import DecodeUnit, PrefillUnit, Scheduler, UnitPlan
 
 
@@ -82,6 +82,6 @@ class UnitLauncher:
         if not records:
             return None
         handles = [record.resident for record in records]
-        is_sampled = tuple(self._program.num_replay_left(handle) == 0 for handle in handles)
+        is_sampled = tuple(record.phase is not Phase.REPLAY for record in records)
         batch = self._program.launch_decode(handles)
         return LaunchedUnit(batch, records, is_sampled, now)

@@ -14,6 +14,7 @@ every request is answered with `engine_unavailable`, and `failure` says why.
 from __future__ import annotations
 
 import logging
+import time
 from asyncio import CancelledError
 from collections.abc import Callable
 from typing import Final
@@ -127,8 +128,10 @@ class Worker:
     async def _serve(self) -> None:
         num_barren = 0
         while True:
+            started_s = time.thread_time()
             self._pass_boundary()
             unit = self._launcher.launch_next(self._clock())
+            self._metrics.scheduling_s_total += time.thread_time() - started_s
             self._outbox.publish()
             if unit is not None:
                 await self._program.complete(unit.batch)

@@ -16,6 +16,7 @@ from ninfer.contract.arrays import Float32Array
 from ninfer.contract.chat import ChatMessage, ChatPrompt, GenerationParams, TextPart
 from ninfer.contract.generation import (
     Failed,
+    Finish,
     Finished,
     FinishReason,
     GenerationRequest,
@@ -45,7 +46,7 @@ class Answer:
 
     text: tuple[tuple[str, str], ...]
     tokens: tuple[GeneratedToken, ...]
-    finish: object
+    finish: Finish | None
 
     def begins(self, whole: Answer) -> bool:
         return self.tokens == whole.tokens[: len(self.tokens)]
@@ -120,6 +121,7 @@ async def answer(
     engine: Engine, request: GenerationRequest, *, cancel_after: int | None = None
 ) -> Answer:
     deltas: list[OutputDelta] = []
+    finish: Finish | None = None
     num_tokens = 0
     async with engine.submit(request) as handle:
         async for event in handle:
@@ -190,6 +192,6 @@ async def test_cancelled_ones_show_a_beginning_and_disturb_nobody(
             if count is None:
                 assert got == expected
             else:
-                assert getattr(got.finish, "reason", None) is FinishReason.CANCELLED
+                assert got.finish == Finish(FinishReason.CANCELLED)
                 assert got.begins(expected)
         check_clean(engine, program)
