@@ -30,7 +30,7 @@ from ninfer.contract.units import PAGE_TOKENS
 from ninfer.engine.context.background import Background
 from ninfer.engine.context.costs import CostModel
 from ninfer.engine.context.demand import Demand
-from ninfer.engine.context.identity import identity_of
+from ninfer.engine.context.identity import Identity, identity_of
 from ninfer.engine.context.keeper import Keeper
 from ninfer.engine.context.limits import CacheLimits, CacheMemory
 from ninfer.engine.context.misses import ClosestHistory, Reuse, first_difference, miss_reason
@@ -157,7 +157,7 @@ class ContextCache:
             return False
         identity = known.identity.extended(accepted[: frontier - num_prompt])
         path = self._keeper.tree.path(identity)
-        answers = _answers_within(self._known(known, path), num_prompt)
+        answers = _answers_within(self._known(known, identity, path), num_prompt)
         if frontier > num_prompt:
             answers = (*answers, (num_prompt, frontier))
         self._publish(session, ticket)
@@ -301,13 +301,13 @@ class ContextCache:
 
     def _is_consumed(self, known: Ticket, best: Candidate) -> bool:
         """A session's end that the session goes on from, when there is no memory to have both."""
-        entry, free = best.entry, self._program.free()
-        has_room = free.pages > 0 and (free.slots > 0 or not self._memory.has_states)
+        entry = best.entry
+        has_room = self._program.free().pages > 0 and self._num_spare_slots() > 1
         if has_room or entry.kind is not CheckpointKind.SESSION_END or entry.is_shared:
             return False
         if entry.is_on_host or entry.is_on_disk or entry.num_pins > 1:
             return False
-        closest = self._known(known, self._path(known))
+        closest = self._known(known, known.identity, self._path(known))
         is_own = closest is not None and closest.is_same and closest.session is entry.session
         facts = self._program.checkpoint(entry.checkpoint)
         return is_own and best.num_tokens == entry.frontier and not facts.is_leased
@@ -319,7 +319,7 @@ class ContextCache:
 
     def _use(self, known: Ticket, best: Candidate | None) -> CacheUse:
         path = self._path(known)
-        closest = self._known(known, path)
+        closest = self._known(known, known.identity, path)
         num_used = 0 if best is None else best.num_tokens
         deepest = max((c.num_tokens for c in self._candidates(known)), default=0)
         reuse = Reuse(
@@ -342,11 +342,11 @@ class ContextCache:
     def _origin(self, known: Ticket, entry: Entry) -> Tier:
         return known.origins.get(entry.checkpoint, entry.tier)
 
-    def _known(self, known: Ticket, path: list[PageNode]) -> Known | None:
-        return self._keeper.sessions.known(known.identity, path, known.key, known.stable)
+    def _known(self, known: Ticket, identity: Identity, path: list[PageNode]) -> Known | None:
+        return self._keeper.sessions.known(identity, path, known.key, known.stable)
 
     def _join_session(self, known: Ticket, path: list[PageNode]) -> Session:
-        closest = self._known(known, path)
+        closest = self._known(known, known.identity, path)
         session = self._keeper.sessions.session_of(known.identity, closest, known.key, known.stable)
         for place in known.places.values():
             if place.kind is CheckpointKind.STABLE_PREFIX:
@@ -389,9 +389,9 @@ class ContextCache:
                 entry.is_superseded = True
 
     def _has_slot(self, known: Ticket, place: PromptFrontier, path: list[PageNode]) -> bool:
-        """Whether a StateImage slot is left for the row's next unit, if need be in place of a
-        checkpoint that is worth less."""
-        if not self._memory.has_states or self._program.free().slots > 0:
+        """Whether a StateImage slot is left for the capture when every row has one for its next
+        unit, if need be in place of a checkpoint that is worth less."""
+        if self._num_spare_slots() > 0:
             return True
         identity, frontier = known.identity, place.num_tokens
         is_observed = self._demand.is_observed(identity.digest(frontier))
@@ -407,7 +407,13 @@ class ContextCache:
         if sum(loss_s for level, loss_s in ranks if level == gain[0]) >= gain[1]:
             return False
         self._keeper.drop_all(victims, Tier.DEVICE)
-        return self._program.free().slots > 0
+        return True
+
+    def _num_spare_slots(self) -> int:
+        """Free StateImage slots that no row needs for its next unit."""
+        if not self._memory.has_states:
+            return self._program.capacity.num_slots
+        return self._program.free().slots - self._program.occupancy().lanes_used
 
     def _loss(self, entry: Entry) -> tuple[int, float]:
         return self._keeper.retention.rank(entry, self._keeper.now, tier=Tier.DEVICE)

@@ -7,6 +7,7 @@ storing     shared prefixes and where sessions stand, when nothing else is to do
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Final
 
 from ninfer.contract.cache import CheckpointKind, Tier
@@ -23,6 +24,8 @@ LOW_WATER: Final = 0.5
 """Free part of the device below which entries are copied to the host."""
 HIGH_WATER: Final = 0.25
 """Free part of the device that promotions leave."""
+_NUM_TRIED: Final = 4
+"""Entries for which room on the host is sought at a time."""
 
 
 class Background:
@@ -71,8 +74,9 @@ class Background:
             is_low = is_low or free.slots < LOW_WATER * (capacity.num_slots - 1)
         if not is_low or capacity.num_host_blocks == 0:
             return None
-        for entry in self._keeper.ordered(Tier.DEVICE):
-            if self._is_to_demote(entry) and self._has_host_room(entry):
+        wanted = (entry for entry in self._keeper.ordered(Tier.DEVICE) if self._is_to_demote(entry))
+        for entry in islice(wanted, _NUM_TRIED):
+            if self._keeper.make_host_room_for(entry):
                 return TransferPlan(TransferKind.DEMOTE, entry.checkpoint)
         return None
 
@@ -85,13 +89,6 @@ class Background:
         transfer_s = self._costs.transfer_s(entry.frontier, Tier.HOST)
         is_worth_it = self._costs.prefill_s(num_tokens) > transfer_s
         return is_worth_it and not self._program.checkpoint(entry.checkpoint).is_leased
-
-    def _has_host_room(self, entry: Entry) -> bool:
-        rank = (
-            segment(entry, self._keeper.now),
-            self._keeper.retention.worth_s(entry, self._keeper.now, tier=None),
-        )
-        return self._keeper.make_host_room(self._keeper.host_blocks_for(entry), rank, entry)
 
     def _storing(self) -> TransferPlan | None:
         if not self._memory.has_disk:

@@ -6,6 +6,7 @@ transfer names.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
@@ -120,22 +121,41 @@ class Keeper:
         self.drop_all(victims, Tier.HOST)
         return bool(victims)
 
-    def make_host_room(
-        self, num_blocks: int, rank: tuple[int, float] | None = None, keep: Entry | None = None
-    ) -> bool:
-        """Have so many host blocks free, at the cost of entries that rank below `rank` (None: of
-        any) and are not `keep`."""
+    def make_host_room(self, num_blocks: int, keep: Entry) -> bool:
+        """Have so many host blocks free, at the cost of any but `keep`."""
         if num_blocks > self._program.capacity.num_host_blocks:
             return False
         while (lacking := num_blocks - self._program.free().host_blocks) > 0:
             victims = self.victims(Tier.HOST, _useful_blocks(lacking), keep)
             if not victims:
                 return False
-            if rank is not None and rank <= max(
-                self.retention.rank(victim, self.now, tier=Tier.HOST) for victim in victims
-            ):
-                return False
             self.drop_all(victims, Tier.HOST)
+        return True
+
+    def make_host_room_for(self, entry: Entry) -> bool:
+        """Have the blocks free that its copy takes, at the cost of what is worth less, or change
+        nothing. What went for it cannot come back in its place."""
+        lacking = self.host_blocks_for(entry) - self._program.free().host_blocks
+        if lacking <= 0:
+            return True
+        limit = self.retention.rank(entry, self.now, tier=None)
+        lesser = [
+            other
+            for other in self.ordered_for_files()
+            if other.is_on_host
+            and other is not entry
+            and self.retention.rank(other, self.now, tier=None) < limit
+            and self.is_idle(other)
+        ]
+
+        def num_freed(count: int) -> int:
+            ids = [other.checkpoint for other in lesser[:count]]
+            return self._program.reclaimable(ids).host_blocks
+
+        count = bisect_left(range(len(lesser) + 1), lacking, key=num_freed)
+        if count > len(lesser):
+            return False
+        self.drop_all(lesser[:count], Tier.HOST)
         return True
 
     def victims(

@@ -61,10 +61,13 @@ class Retention:
         return seconds * math.exp2(-age)
 
     def order(self, entries: Iterable[Entry], now: int, *, tier: Tier | None) -> list[Entry]:
-        """Whom to give up first, by worth for what it is likely to free."""
+        """Whom to give up first, by worth for what it is likely to free; an entry as such (`tier`
+        is None) by worth alone."""
 
         def key(entry: Entry) -> tuple[int, float, int]:
             level, worth_s = self.rank(entry, now, tier=tier)
+            if tier is None:
+                return level, worth_s, entry.order
             parent = entry.parent
             num_own = entry.num_pages - (0 if parent is None else parent.num_pages)
             return level, worth_s / max(1, num_own), entry.order

@@ -156,9 +156,11 @@ def _latest(path: Sequence[PageNode]) -> Session | None:
 
 
 def _is_most(known: Known, stable: int) -> bool:
-    """They share most of what the history has behind the stable prefix."""
-    num_shared, num_known = known.common - stable, known.session.num_tokens - stable
-    return num_shared >= _MIN_SHARED and 2 * num_shared >= num_known
+    """They share most of what the history has between the stable prefix and its last answer."""
+    answers = known.session.answers
+    end = answers[-1][0] if answers else known.session.num_tokens
+    num_shared = known.common - stable
+    return num_shared >= _MIN_SHARED and 2 * num_shared >= end - stable
 
 
 def _continues(known: Known, stable: int) -> bool:
