@@ -102,7 +102,11 @@ class PageStore:
 
     def reclaimable(self, owners: Iterable[Owner]) -> int:
         """Pages that would be free if all of these owners were closed together."""
-        held = Counter(page_id for owner in owners for page_id in self._holding(owner).held())
+        chosen = set(owners)
+        if 2 * len(chosen) > len(self._holdings):
+            others = [holding for owner, holding in self._holdings.items() if owner not in chosen]
+            return self.num_used - len({page for holding in others for page in holding.held()})
+        held = Counter(page_id for owner in chosen for page_id in self._holding(owner).held())
         return sum(self._references[page_id] == count for page_id, count in held.items())
 
     def open(self, owner: Owner) -> None:

@@ -317,6 +317,8 @@ class PageStoreMachine(RuleBasedStateMachine):
             others = [held for other, held in holders.items() if other != owner]
             alone = holders[owner] - {page for held in others for page in held}
             assert self.store.reclaimable([owner]) == len(alone)
+            rest = {page for held in others for page in held} - holders[owner]
+            assert self.store.reclaimable(other for other in holders if other != owner) == len(rest)
         every = set().union(*holders.values())
         assert self.store.reclaimable(self.held) == len(every)
         for page in range(NUM_PAGES):
