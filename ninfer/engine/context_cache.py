@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from itertools import islice
 
 from ninfer.contract.cache import CacheUse, CheckpointKind, Tier
 from ninfer.contract.errors import InvariantError
@@ -46,6 +47,8 @@ _logger = logging.getLogger(__name__)
 
 MAX_DOMAINS = 4
 """Sessions that are remembered as users of an entry."""
+_NUM_PROMOTED = 4
+"""Waiting requests, oldest first, for which checkpoints are brought up ahead of time."""
 _UNMARKED_FREE_ONLY = frozenset({CheckpointKind.LONG_ANCHOR, CheckpointKind.STABLE_PREFIX})
 
 
@@ -188,8 +191,10 @@ class ContextCache:
         return self._keeper.reclaimable()
 
     def next_transfer(self, *, is_idle: bool) -> TransferPlan | None:
-        for known in self._tickets.values():
-            if known.is_waiting and known.pin is None and (best := self._best(known)) is not None:
+        waiting = (t for t in self._tickets.values() if t.is_waiting and t.pin is None)
+        for known in islice(waiting, _NUM_PROMOTED):
+            best = self._best(known)
+            if best is not None:
                 plan = self._background.promotion(best.entry)
                 if plan is not None:
                     known.move = plan

@@ -162,7 +162,7 @@ class Keeper:
         self, tier: Tier, useful: Callable[[Amounts], int], keep: Entry | None = None
     ) -> list[Entry]:
         """Idle entries whose copy in a tier should go first so that something useful is free."""
-        idle = [entry for entry in self.ordered(tier) if entry is not keep and self.is_idle(entry)]
+        idle = (entry for entry in self.ordered(tier) if entry is not keep and self.is_idle(entry))
         return self.retention.victims(idle, self.now, tier=tier, useful=useful)
 
     def drop_all(self, entries: Iterable[Entry], tier: Tier) -> None:

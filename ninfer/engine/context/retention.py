@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Final
 
 from ninfer.contract.cache import CheckpointKind, Tier
@@ -23,7 +24,7 @@ HALF_LIFE: Final = 64
 """Requests."""
 SHARED_DEMAND_WINDOW: Final = 256
 """Requests for which a shared prefix is kept after its last use."""
-_NUM_COMPARED: Final = 8
+_NUM_COMPARED: Final = 4
 """Entries whose release is worked out exactly before one of them is the victim."""
 
 
@@ -76,7 +77,7 @@ class Retention:
 
     def victims(
         self,
-        ordered: Sequence[Entry],
+        ordered: Iterable[Entry],
         now: int,
         *,
         tier: Tier,
@@ -84,9 +85,11 @@ class Retention:
     ) -> list[Entry]:
         """Whom to give up together so that something `useful` becomes free: mostly one. Empty when
         nothing would. `ordered` is in the order of `order`; whoever cannot go is not in it."""
-        for start in range(0, len(ordered), _NUM_COMPARED):
+        entries = iter(ordered)
+        seen: list[Entry] = []
+        while batch := list(islice(entries, _NUM_COMPARED)):
             best: tuple[tuple[int, float], Entry] | None = None
-            for entry in ordered[start : start + _NUM_COMPARED]:
+            for entry in batch:
                 amount = useful(self._program.reclaimable([entry.checkpoint]))
                 if amount > 0:
                     level, worth_s = self.rank(entry, now, tier=tier)
@@ -95,7 +98,8 @@ class Retention:
                         best = rank, entry
             if best is not None:
                 return [best[1]]
-        return self._group(ordered, useful)
+            seen += batch
+        return self._group(seen, useful)
 
     def _group(self, ordered: Sequence[Entry], useful: Callable[[Amounts], int]) -> list[Entry]:
         """Nobody alone frees anything: the shortest beginning of the order that does, less those
