@@ -51,6 +51,7 @@ class Pressure:
         again once something has happened (`Scheduler.revision`)."""
         ticket, handle = record.ticket, record.resident
         if self._program.reserve_units(handle, num_tokens):
+            self._refused.pop(ticket, None)
             return True
         if self._refused.get(ticket) == self._scheduler.revision:
             return False

@@ -209,6 +209,27 @@ class Hoard(NoCache):
         return TransferPlan(TransferKind.DEMOTE, movable[0]) if movable and is_idle else None
 
 
+class Moody(Hoard):
+    """Gives nothing at every first question."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        self.num_questions = 0
+
+    def relieve(self, need: Amounts) -> bool:
+        self.num_questions += 1
+        return self.num_questions % 2 == 0 and super().relieve(need)
+
+
+async def test_lone_row_asks_again_before_it_is_given_up() -> None:
+    limits = capacity(lanes=1, max_context=256, num_pages=4, chunk=64, cache_slots=8)
+    async with running_engine(limits, make_policy=Moody) as rig:
+        for _ in range(2):
+            assert (await read(rig.engine.submit(rig.request(60, max_tokens=2)))).finished
+        request = rig.request(100, max_tokens=150)
+        assert_solo([request], await read_all(rig, [request]))
+
+
 class TestAdmissionScans:
     async def test_run_on_events_and_not_on_every_step(self) -> None:
         hoards: list[Hoard] = []

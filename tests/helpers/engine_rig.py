@@ -212,9 +212,10 @@ class EngineRig:
         """Nothing is outstanding and every physical count is back at its start value."""
         self.model_program.check()
         occupancy = self.model_program.occupancy()
-        used = occupancy.lanes_used, occupancy.pages_used, occupancy.slots_used
+        device_used = occupancy.lanes_used, occupancy.pages_used, occupancy.slots_used
+        used = (*device_used, occupancy.host_blocks_used, occupancy.num_checkpoints)
         status = self.engine.status()
-        return used == (0, 0, 0) and (status.waiting, status.running, status.outstanding) == (
+        return not any(used) and (status.waiting, status.running, status.outstanding) == (
             0,
             0,
             0,
