@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from itertools import islice
+from typing import Final
 
 from ninfer.contract.cache import CacheUse, CheckpointKind, Tier
 from ninfer.contract.errors import InvariantError
@@ -39,17 +40,17 @@ from ninfer.engine.context.notes import read_note
 from ninfer.engine.context.records import Entry, PageNode, Session
 from ninfer.engine.context.sessions import Known
 from ninfer.engine.context.sources import Candidate, candidates, cheapest
-from ninfer.engine.context.ticket import Ticket, places_of
+from ninfer.engine.context.ticket import Ticket, answer_start_of, places_of
 from ninfer.engine.context_metrics import ContextHoldings, ContextMetrics
 from ninfer.engine.context_protocol import SourceChoice, TransferPlan
 
 _logger = logging.getLogger(__name__)
 
-MAX_DOMAINS = 4
+MAX_DOMAINS: Final = 4
 """Sessions that are remembered as users of an entry."""
-_NUM_PROMOTED = 4
+_NUM_PROMOTED: Final = 4
 """Waiting requests, oldest first, for which checkpoints are brought up ahead of time."""
-_UNMARKED_FREE_ONLY = frozenset({CheckpointKind.LONG_ANCHOR, CheckpointKind.STABLE_PREFIX})
+_UNMARKED_FREE_ONLY: Final = frozenset({CheckpointKind.LONG_ANCHOR, CheckpointKind.STABLE_PREFIX})
 
 
 class ContextCache:
@@ -84,6 +85,7 @@ class ContextCache:
             key=request.cache.session_key,
             places=places,
             stable=max(stable, default=0),
+            answer_start=answer_start_of(request.prompt),
         )
 
     def choose(self, ticket: int) -> SourceChoice:
@@ -162,7 +164,7 @@ class ContextCache:
         path = self._keeper.tree.path(identity)
         answers = _answers_within(self._known(known, identity, path), num_prompt)
         if frontier > num_prompt:
-            answers = (*answers, (num_prompt, frontier))
+            answers = (*answers, (known.answer_start, frontier))
         self._publish(session, ticket)
         self._keeper.sessions.publish(session, identity, answers)
         self._catalogue.touch()

@@ -62,6 +62,16 @@ async def test_thinking_that_the_template_drops_rewrites_the_history(key: str | 
     assert use.first_difference == len(prompt)
 
 
+async def test_an_opener_that_the_template_writes_otherwise_later_belongs_to_the_answer() -> None:
+    rig = ContextRig()
+    prompt, places = first_turn()
+    first = await rig.serve(prompt, places=places, key="chat", num_output=80)
+    later = (*prompt[:-1], *first.output[60:], *SECOND_USER, *OPENER)
+    use = (await rig.serve(later, places=places, key="chat")).use
+    assert use.miss is MissReason.TEMPLATE_REWROTE_HISTORY
+    assert use.first_difference == len(prompt) - 1
+
+
 async def test_an_answer_of_two_turns_ago_is_an_earlier_answer() -> None:
     rig = ContextRig()
     prompt, places = first_turn()

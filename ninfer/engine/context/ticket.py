@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from ninfer.contract.cache import CheckpointId, CheckpointKind, Tier
 from ninfer.contract.generation import GenerationRequest
-from ninfer.contract.prompt import PromptFrontier
+from ninfer.contract.prompt import PreparedPrompt, PromptFrontier
 from ninfer.engine.context.identity import Identity
 from ninfer.engine.context.records import Entry, PageNode, Session
 from ninfer.engine.context.sources import Candidate
 from ninfer.engine.context_protocol import TransferPlan
 
-MAX_LONG_ANCHORS = 4
+MAX_LONG_ANCHORS: Final = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -22,6 +23,7 @@ class Ticket:
     number       order of arrival
     places       where a checkpoint would be of use, by frontier
     stable       tokens of the longest shared beginning
+    answer_start where the answer begins, with its opener
     session      from the first start on
     pin          the entry that was chosen and is not bound yet
     move         the transfer that has to come first
@@ -38,6 +40,7 @@ class Ticket:
     key: str | None
     places: dict[int, PromptFrontier]
     stable: int
+    answer_start: int
     session: Session | None = None
     pin: Entry | None = None
     move: TransferPlan | None = None
@@ -82,11 +85,21 @@ def places_of(
     return places
 
 
+def answer_start_of(prompt: PreparedPrompt) -> int:
+    """Where the answer begins: at the opener in the prompt if that is known, else behind it."""
+    starts = [p.num_tokens for p in prompt.frontiers if p.kind in _BEFORE_ANSWERS]
+    last = max(starts, default=0)
+    return last if prompt.num_tokens - last <= _MAX_OPENER else prompt.num_tokens
+
+
 def _is_anchor(place: PromptFrontier) -> bool:
     return place.kind is CheckpointKind.LONG_ANCHOR and not place.is_explicit
 
 
-_KINDS = (
+_BEFORE_ANSWERS: Final = (CheckpointKind.TURN_CLOSURE, CheckpointKind.RESPONSE_REPLAY)
+_MAX_OPENER: Final = 64
+"""Tokens of the longest opener of an answer."""
+_KINDS: Final = (
     CheckpointKind.STABLE_PREFIX,
     CheckpointKind.TURN_CLOSURE,
     CheckpointKind.RESPONSE_REPLAY,
