@@ -197,9 +197,8 @@ class ContextCache:
         for known in islice(waiting, _NUM_PROMOTED):
             best = self._best(known)
             if best is not None:
-                plan = self._background.promotion(best.entry)
+                plan = self._promotion(known, best.entry)
                 if plan is not None:
-                    known.move = plan
                     return plan
         return self._background.next_plan(is_idle=is_idle)
 
@@ -265,6 +264,15 @@ class ContextCache:
             num_sessions=len(self._keeper.sessions),
             num_evicted=len(self._keeper.evicted),
         )
+
+    def _promotion(self, known: Ticket, entry: Entry) -> TransferPlan | None:
+        """Bring up what a waiting request will start from, once: others may want the room too."""
+        move = entry.checkpoint, entry.tier
+        plan = None if move in known.promoted else self._background.promotion(entry)
+        if plan is not None:
+            known.promoted.add(move)
+            known.move = plan
+        return plan
 
     def _best(self, known: Ticket) -> Candidate | None:
         session = known.session

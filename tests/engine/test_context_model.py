@@ -12,7 +12,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from ninfer.contract.cache import CheckpointId, CheckpointKind, Tier
@@ -192,7 +192,7 @@ class Model:
 
 
 @pytest.mark.parametrize("has_states", [True, False])
-@settings(max_examples=12)
+@settings(max_examples=12, phases=[Phase.generate])
 @given(seed=st.integers(0, 2**32))
 def test_random_conversations(seed: int, has_states: bool) -> None:
     asyncio.run(Model(seed, has_states=has_states).run(30))

@@ -42,6 +42,7 @@ class Background:
         self._limits = limits
         self._costs = costs
         self._keeper = keeper
+        self._has_none_at = -1
 
     def promotion(self, entry: Entry) -> TransferPlan | None:
         """Bring what a waiting request wants one tier up, as far as there is room to spare."""
@@ -58,8 +59,8 @@ class Background:
         return TransferPlan(kind, entry.checkpoint)
 
     def next_plan(self, *, is_idle: bool) -> TransferPlan | None:
-        plan = self._demotion()
-        return self._storing() if plan is None and is_idle else plan
+        """Files first when nothing else is to do: the end may be near."""
+        return (self._storing() if is_idle else None) or self._demotion()
 
     def _has_spare_room(self, entry: Entry) -> bool:
         free, capacity = self._program.free(), self._program.capacity
@@ -74,10 +75,16 @@ class Background:
             is_low = is_low or free.slots < LOW_WATER * (capacity.num_slots - 1)
         if not is_low or capacity.num_host_blocks == 0:
             return None
+        revision = self._keeper.catalogue.revision
+        if self._has_none_at == revision:
+            return None
         wanted = (entry for entry in self._keeper.ordered(Tier.DEVICE) if self._is_to_demote(entry))
-        for entry in islice(wanted, _NUM_TRIED):
+        first = list(islice(wanted, _NUM_TRIED))
+        for entry in first:
             if self._keeper.make_host_room_for(entry):
                 return TransferPlan(TransferKind.DEMOTE, entry.checkpoint)
+        if not first:
+            self._has_none_at = revision
         return None
 
     def _is_to_demote(self, entry: Entry) -> bool:

@@ -30,6 +30,7 @@ class Ticket:
     excluded     checkpoints that could not be brought up for this request
     lost         the most tokens of one of these
     origins      tiers that checkpoints were in before they were brought up for this request
+    promoted     checkpoints that were brought up ahead of time, and from where
     num_used     tokens it started from, last time
     found        its path in the tree of pages, what it could start from there, and the catalogue's
                  revision then
@@ -47,6 +48,7 @@ class Ticket:
     excluded: set[CheckpointId] = field(default_factory=set)
     lost: int = 0
     origins: dict[CheckpointId, Tier] = field(default_factory=dict)
+    promoted: set[tuple[CheckpointId, Tier]] = field(default_factory=set)
     num_used: int = 0
     found: tuple[int, list[PageNode], list[Candidate]] | None = None
 
