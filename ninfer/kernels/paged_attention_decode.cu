@@ -3,6 +3,7 @@
 // Contract: ninfer/ops/paged_attention_decode.py. Entries
 //   paged_attention_decode_<kv dtype>_<head_dim>_<rows>   units of keys, `rows` queries at a time
 //   paged_attention_combine_<head_dim>                    the units of a column joined, gated
+// The units of heads of 32 are those of 64, the upper half zeros; joined they are 32 again.
 //
 // A resident grid walks over items (sequence, unit, KV head, block of queries) that exist now, so
 // that neither a long capacity nor lengths that differ cost anything. A query is a column and a
@@ -32,7 +33,7 @@ constexpr int kScorePitch = kUnitTokens + 16;
 constexpr float kNever = -3.40282347e38f;
 
 struct PagedDecodeParams {
-  const u16* q;            // [T, H, D] bf16
+  const u16* q;            // [T, H, stored D] bf16
   const u8* pages;         // one layer's
   const u8* scales;        // one layer's, null for bf16
   const int* page_tables;  // [R, max_pages]
@@ -505,7 +506,8 @@ __device__ __forceinline__ float block_max(float value) {
 }
 
 // A block takes 64 dimensions of a head; threads 16 i .. 16 i + 15 add up units i, i + 16, ..
-template <int kDim>
+// The first kHeadDim of a head's kDim dimensions are stored.
+template <int kDim, int kHeadDim = kDim>
 __device__ __forceinline__ void paged_attention_combine(const PagedCombineParams& p) {
   __shared__ float parts[kCombineParts][kCombineDims + 4];
   __shared__ float masses[kCombineParts];
@@ -533,17 +535,17 @@ __device__ __forceinline__ void paged_attention_combine(const PagedCombineParams
   *reinterpret_cast<float4*>(&parts[part][4 * lane]) = total;
   if (lane == 0) masses[part] = mass;
   __syncthreads();
-  if (thread >= kCombineDims) return;
+  if (thread >= min(kCombineDims, kHeadDim)) return;
   float sum = 0.f, all = 0.f;
 #pragma unroll
   for (int i = 0; i < kCombineParts; ++i) sum += parts[i][thread], all += masses[i];
   const int h = head - t * p.heads;
   float y = units > 0 ? sum / all : 0.f;
   if (p.gate != nullptr) {
-    const u16* gate = p.gate + static_cast<u64>(t) * p.gate_stride + (2 * h + 1) * kDim + dim;
+    const u16* gate = p.gate + static_cast<u64>(t) * p.gate_stride + (2 * h + 1) * kHeadDim + dim;
     y *= 1.f / (1.f + __expf(-bf16_to_float(__ldcg(gate + thread))));
   }
-  p.y[static_cast<u64>(t) * p.y_stride + h * kDim + dim + thread] = units > 0 ? float_to_bf16(y) : u16{0};
+  p.y[static_cast<u64>(t) * p.y_stride + h * kHeadDim + dim + thread] = units > 0 ? float_to_bf16(y) : u16{0};
 }
 
 }  // namespace
@@ -682,6 +684,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
 paged_attention_decode_int8_256_32(const PagedDecodeParams p) {
   paged_attention_decode<KvFormat::kInt8, 256, 4>(p);
 }
+
+extern "C" __global__ void __launch_bounds__(kCombineThreads)
+paged_attention_combine_32(const PagedCombineParams p) { paged_attention_combine<64, 32>(p); }
 
 extern "C" __global__ void __launch_bounds__(kCombineThreads)
 paged_attention_combine_64(const PagedCombineParams p) { paged_attention_combine<64>(p); }

@@ -9,6 +9,7 @@ from __future__ import annotations
 from ninfer.contract.model import LayerConfig, ModelConfig
 from ninfer.ops import attention_prepare, paged_attention_decode, paged_attention_prefill
 from ninfer.ops.attention_prepare import HeadNorms
+from ninfer.ops.kv_pages import stored_dim
 from ninfer.ops.linear_small_t import Epilogue
 from ninfer.program.executors.cuda_buffers import qkv_width
 from ninfer.program.executors.cuda_driver import CudaDriver
@@ -96,7 +97,7 @@ class AttentionMixer:
         att, buffers = self._config, self._buffers
         return (
             buffers.projected.as_shape(num_tokens, self._qkv_width),
-            buffers.query.as_shape(num_tokens, att.num_heads, att.head_dim),
+            buffers.query.as_shape(num_tokens, att.num_heads, stored_dim(att.head_dim)),
             buffers.mixed.as_shape(num_tokens, att.num_heads * att.head_dim),
         )
 

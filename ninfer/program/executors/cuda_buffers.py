@@ -19,6 +19,7 @@ from ninfer.ops import (
     moe_experts_small_t,
     paged_attention_decode,
 )
+from ninfer.ops.kv_pages import stored_dim
 from ninfer.program.executors.cuda_tensor import Arena, DeviceTensor
 from ninfer.program.executors.cuda_weights import HEAD, WeightPlan
 
@@ -134,7 +135,7 @@ def carve_buffers(
     """InvariantError when the arena is too small."""
     hidden, att = config.hidden_size, config.attention
     partial_results = paged_attention_decode.workspace_size(
-        sizes.max_small, att.num_heads, att.head_dim, max_pages
+        sizes.max_small, att.num_heads, stored_dim(att.head_dim), max_pages
     )
     single = [matrix for matrix in weights.matrices if matrix.num_experts is None]
     partials = max(
@@ -153,7 +154,7 @@ def carve_buffers(
         logits=_logits(arena, sizes.max_small, config.vocab_size),
         partials=arena.take((partials,), "float32"),
         unpacked=arena.take((unpacked,), "uint16"),
-        query=arena.take((sizes.max_tokens * att.num_heads * att.head_dim,), "uint16"),
+        query=arena.take((sizes.max_tokens * att.num_heads * stored_dim(att.head_dim),), "uint16"),
         attention=arena.take((partial_results,), "float32"),
         scratch=arena.take((_scratch_bytes(config, sizes, limits),), "uint8"),
         moe=carve_moe_buffers(arena, config, sizes),

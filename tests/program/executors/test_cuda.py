@@ -30,12 +30,14 @@ OPTIONS = EngineOptions(max_concurrency=3, max_context=512, prefill_chunk=64, we
 MOE = MoeConfig(8, 2, 32, 48, True)
 
 
-def small_config(mixers: str = "GGGA", moe: MoeConfig | None = None) -> ModelConfig:
+def small_config(
+    mixers: str = "GGGA", moe: MoeConfig | None = None, *, head_dim: int = 64
+) -> ModelConfig:
     """Sizes that have kernels; the vocabulary is no multiple of anything."""
     config = hybrid_config(mixers=mixers, vocab_size=101, moe=moe)
     return dataclasses.replace(
         config,
-        attention=dataclasses.replace(config.attention, head_dim=64),
+        attention=dataclasses.replace(config.attention, head_dim=head_dim),
         gdn=GdnConfig(2, 4, 32, 32, 4) if "G" in mixers else None,
     )
 
@@ -89,8 +91,9 @@ async def decode(executor: CudaExecutor, rows: tuple[UnitRow, ...]) -> tuple[Row
     [
         small_config(), small_config("AA"), small_config("GG"), small_config(moe=MOE),
         small_config("A", moe=dataclasses.replace(MOE, shared_intermediate_size=None)),
+        small_config("GA", head_dim=32),
     ],
-    ids=["hybrid", "attention", "gdn", "moe", "moe without shared"],
+    ids=["hybrid", "attention", "gdn", "moe", "moe without shared", "heads of 32"],
 )  # fmt: skip
 async def test_every_launch_of_every_unit_meets_its_contract(
     config: ModelConfig, weights: str, kv_dtype: str
