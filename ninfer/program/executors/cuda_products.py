@@ -37,38 +37,39 @@ class Products:
         for first in range(0, x.shape[0], SMALL_TOKENS):
             last = min(first + SMALL_TOKENS, x.shape[0])
             sums = self._buffers.square_sums.rows(first, last)
-            target = y.rows(first, last)
             adds = epilogue is Epilogue.ADD_RESIDUAL
-            linear_small_t.launch(
-                self._driver.kernels,
-                self._weights.linears[name],
-                x.rows(first, last),
-                target,
-                workspace=self._buffers.partials,
-                stream=self._driver.stream,
-                epilogue=epilogue,
-                residual=target if adds else None,
-                square_sums=sums if adds else None,
-                norm=None if norm is None else self._input_norm(norm, sums),
-                is_chained=True,
-            )
+            for part in self._weights.linears[name]:
+                target = part.columns_of(y.rows(first, last))
+                linear_small_t.launch(
+                    self._driver.kernels,
+                    part.linear,
+                    x.rows(first, last),
+                    target,
+                    workspace=self._buffers.partials,
+                    stream=self._driver.stream,
+                    epilogue=epilogue,
+                    residual=target if adds else None,
+                    square_sums=sums if adds else None,
+                    norm=None if norm is None else self._input_norm(norm, sums),
+                    is_chained=True,
+                )
 
     def large(self, name: str, x: DeviceTensor, y: DeviceTensor, *, adds: bool = False) -> None:
         """y = W x, or y += W x; gate and up rows in natural order."""
-        matrix, linear = self._weights.matrices[name], self._weights.linears[name]
-        layout = matrix.layout
-        weight = self._buffers.unpacked.as_shape(layout.rows, layout.columns)
-        dequantise.launch(
-            self._driver.kernels,
-            layout,
-            linear.image,
-            weight,
-            row_scale=linear.row_scale,
-            is_interleaved=matrix.is_interleaved,
-            stream=self._driver.stream,
-            is_chained=True,
-        )
-        self._driver.multiply(x, weight, y, adds=adds)
+        for part in self._weights.linears[name]:
+            layout = part.matrix.layout
+            weight = self._buffers.unpacked.as_shape(layout.rows, layout.columns)
+            dequantise.launch(
+                self._driver.kernels,
+                layout,
+                part.linear.image,
+                weight,
+                row_scale=part.linear.row_scale,
+                is_interleaved=part.matrix.is_interleaved,
+                stream=self._driver.stream,
+                is_chained=True,
+            )
+            self._driver.multiply(x, weight, part.columns_of(y), adds=adds)
 
     def normalise(self, name: str, x: DeviceTensor) -> DeviceTensor:
         """RMSNorm of x, in the buffer for it."""

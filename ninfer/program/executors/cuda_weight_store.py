@@ -1,23 +1,27 @@
 """WeightStore: weights from the host to their places on the device, quantised and packed there.
 
     float32 rows -> bf16 in staging memory -> codes and scales (fp8, nvfp4) -> image
+    codes and scales of a quantised checkpoint -> staging memory -> image
 
 One matrix (one expert) at a time goes through staging memory, which is the store's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ninfer.contract.arrays import Float32Array
 from ninfer.contract.errors import InvariantError
+from ninfer.contract.weights import EncodedBand
 from ninfer.ops import linear_pack, linear_small_t, quantise
 from ninfer.ops.float_codecs import HalfArray, float_to_bf16
 from ninfer.ops.linear_packing import (
+    E2M1_SHIFT,
     SCALE_GROUP,
     ImageLayout,
     WeightFormat,
@@ -31,6 +35,8 @@ from ninfer.program.executors.cuda_weights import (
     EMBED,
     HEAD,
     DeviceWeights,
+    EncodedImage,
+    LinearPart,
     MatrixSpec,
     WeightPlan,
 )
@@ -78,6 +84,21 @@ class WeightStore:
                 self._pack(place, rows)
         self._missing.discard(name)
 
+    @property
+    def encoded(self) -> frozenset[str]:
+        """Names of the objects whose codes are kept: `put_bands` takes them."""
+        return frozenset(self._plan.encoded)
+
+    def put_bands(self, name: str, bands: Sequence[EncodedBand]) -> None:
+        """Store one object's codes; blocks until the host arrays are no longer needed."""
+        for image in self._plan.encoded[name]:
+            chosen = bands[image.bands.first_band : image.bands.last_band]
+            is_stacked = image.matrix.num_experts is not None
+            for index, place in enumerate(self._places(image.matrix)):
+                matrix = [band.expert(index) for band in chosen] if is_stacked else chosen
+                self._put_encoded(place, matrix)
+            self._missing.discard(image.matrix.name)
+
     def put_pattern(self, name: str, pattern: DeviceTensor) -> None:
         """Store a made-up weight: the flat bf16 `pattern`, repeated to the weight's size."""
         if name in self._vectors:
@@ -101,12 +122,7 @@ class WeightStore:
         self._driver.synchronize()
         self._driver.release(self._staging)
         return DeviceWeights(
-            matrices=self._matrices,
-            linears={
-                matrix.name: self._linear(matrix)
-                for matrix in self._plan.matrices
-                if matrix.num_experts is None
-            },
+            linears=self._linears(),
             experts={
                 matrix.name: ExpertWeights(matrix.layout, *self._images[matrix.name])
                 for matrix in self._plan.matrices
@@ -114,6 +130,23 @@ class WeightStore:
             },
             vectors=self._vectors,
         )
+
+    def _linears(self) -> dict[str, tuple[LinearPart, ...]]:
+        linears = {
+            matrix.name: (LinearPart(0, True, matrix, self._linear(matrix)),)
+            for matrix in self._plan.matrices
+            if matrix.num_experts is None
+        }
+        for name, images in self._plan.encoded.items():
+            if len(images) > 1:
+                linears[name] = tuple(self._part(image) for image in images)
+                for image in images:
+                    del linears[image.matrix.name]
+        return linears
+
+    def _part(self, image: EncodedImage) -> LinearPart:
+        linear = self._linear(image.matrix)
+        return LinearPart(image.bands.first_row, False, image.matrix, linear)
 
     def _linear(self, matrix: MatrixSpec) -> PackedLinear:
         plan = linear_small_t.plan_linear(matrix.layout, self._kernels.limits)
@@ -167,6 +200,53 @@ class WeightStore:
         )
         self._driver.synchronize()
 
+    def _put_encoded(self, place: _Place, bands: Sequence[EncodedBand]) -> None:
+        """The rows of `bands`, one behind the other, as one image."""
+        layout = place.layout
+        if layout.format is WeightFormat.BF16:
+            rows = DeviceTensor.dense(self._staging, (layout.rows, layout.columns), "uint16")
+            self._upload(rows, _stacked([band.codes for band in bands]))
+            self._pack(place, rows)
+            return
+        staging = Arena(self._staging, self._staging_bytes)
+        codes = self._uploaded(staging, [band.codes for band in bands])
+        scales = None
+        if layout.format is WeightFormat.FP8_ROW:
+            self._upload_row_scales(place, [band.scales for band in bands], 1.0)
+        else:
+            scales = self._uploaded(staging, [band.scales for band in bands])
+        if layout.format is WeightFormat.NVFP4:
+            self._upload_row_scales(place, [band.row_factors for band in bands], E2M1_SHIFT)
+        linear_pack.launch(
+            self._kernels,
+            layout,
+            codes,
+            place.image,
+            scales=scales,
+            is_interleaved=place.is_interleaved,
+            stream=self._driver.stream,
+        )
+        self._driver.synchronize()
+
+    def _uploaded(self, staging: Arena, parts: Sequence[NDArray[Any] | None]) -> DeviceTensor:
+        """The parts, stacked along rows, in staging memory."""
+        array = _stacked(parts)
+        tensor = staging.take(array.shape, array.dtype.name)
+        self._driver.upload(tensor.address, array)
+        self._driver.synchronize()
+        return tensor
+
+    def _upload_row_scales(
+        self, place: _Place, parts: Sequence[NDArray[Any] | None], factor: float
+    ) -> None:
+        scales = _stacked(parts) * np.float32(factor)
+        if place.is_interleaved:
+            scales = interleave_gate_up(scales)
+        if place.scale is None or scales.shape != place.scale.shape:
+            raise InvariantError(f"row scales {scales.shape} for {place.layout}")
+        self._driver.upload(place.scale.address, scales)
+        self._driver.synchronize()
+
     def _quantise_rows(
         self, place: _Place, scale: DeviceTensor, rows: DeviceTensor
     ) -> DeviceTensor:
@@ -204,6 +284,14 @@ class WeightStore:
         staging = Arena(self._staging, self._staging_bytes)
         staging.take(rows.shape, rows.dtype)
         return staging
+
+
+def _stacked(parts: Sequence[NDArray[Any] | None]) -> NDArray[Any]:
+    """Arrays of the same plane, one behind the other; a single one is not copied."""
+    arrays = [part for part in parts if part is not None]
+    if len(arrays) != len(parts):
+        raise InvariantError("a band lacks a plane of its encoding")
+    return np.ascontiguousarray(arrays[0] if len(arrays) == 1 else np.concatenate(arrays))
 
 
 def bf16_codes(values: Float32Array) -> HalfArray:

@@ -103,7 +103,7 @@ def test_row_scales_follow_the_order_of_the_image() -> None:
 
     cuda.queue = watch  # type: ignore[method-assign]
     fill(store, random_weight(ROWS, COLUMNS))
-    scale = store.finish().linears["m"].row_scale
+    scale = store.finish().linears["m"][0].linear.row_scale
     assert isinstance(scale, DeviceTensor)
     got = cuda.read(scale)
     half = ROWS // 2
