@@ -157,12 +157,18 @@ class ModelObject:
 
 @dataclass(frozen=True, slots=True)
 class FrontendResources:
-    """Files of the model directory that the Frontend needs; each may be missing."""
+    """Files of the model directory that the Frontend needs; each may be missing.
+
+    folder         where they lie, for errors; of an artifact, the file itself
+    template_file  the file that `chat_template` comes from
+    """
 
     tokenizer_json: bytes | None = None
     tokenizer_config: Mapping[str, Any] = field(default_factory=dict)
     chat_template: str | None = None
     generation_config: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path = Path()
+    template_file: str = "chat_template.jinja"
 
 
 @dataclass(frozen=True, slots=True)

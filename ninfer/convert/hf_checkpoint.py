@@ -72,7 +72,7 @@ def open_hf_directory(folder: Path) -> OpenedModel:
         config=config,
         hf_config=raw,
         config_text=config_text,
-        resources=parse_resources(resource_files, lambda name: folder / name),
+        resources=parse_resources(resource_files, folder),
         resource_files=resource_files,
         layouts=layouts,
         tensors=tuple(file.stored(entry) for file, entry in checkpoint.tensors.values()),

@@ -45,7 +45,7 @@ def open_artifact(file: SafetensorsFile) -> OpenedModel:
         config=config,
         hf_config=raw,
         config_text=config_text,
-        resources=parse_resources(resource_files, lambda name: file.path / name),
+        resources=parse_resources(resource_files, file.path),
         resource_files=resource_files,
         layouts=_layouts(contents, file, expected),
         tensors=tuple(file.stored(file.entries[name]) for name in contents.objects),

@@ -41,7 +41,8 @@ class RowVerdict:
 def judge_row(record: RequestRecord, output: RowOutput, *, is_sampled: bool) -> RowVerdict:
     """Pure but for the log. `is_sampled`: the unit was to produce a token for this row."""
     if not output.is_finite:
-        return RowVerdict(error=NonFiniteLogits("the model produced non-finite values"))
+        place = f"after {record.completion_tokens} tokens of the answer"
+        return RowVerdict(error=NonFiniteLogits(place))
     if record.is_cancelled or not is_sampled:
         return RowVerdict()
     if record.budget.num_tokens == 0:
