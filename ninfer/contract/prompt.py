@@ -28,6 +28,7 @@ class PreparedPrompt:
     rope_delta   rotary position minus cache ordinal for every token after the prompt
     media        spans in ascending order
     opens_in_reasoning   the prompt ends inside an open thought: output starts as reasoning
+    param        the field of the request it came in, for errors
     """
 
     token_ids: IntArray
@@ -35,6 +36,7 @@ class PreparedPrompt:
     rope_delta: int = 0
     media: tuple[MediaSpan, ...] = ()
     opens_in_reasoning: bool = False
+    param: str = "prompt"
 
     @property
     def num_tokens(self) -> int:

@@ -8,15 +8,15 @@ from typing import Any, Final
 from ninfer.contract.chat import ChatPrompt, GenerationParams
 from ninfer.contract.errors import RequestError
 from ninfer.gateway.chat_messages import Conversation, parse_messages
-from ninfer.gateway.fields import Fields, invalid_value, missing, unsupported_parameter
+from ninfer.gateway.fields import Fields, invalid_value, missing
 from ninfer.gateway.generation_fields import (
     MAX_TOP_LOGPROBS,
     OPENAI_SPELLINGS,
     check_hints,
     parse_num_choices,
     parse_params,
-    refuse_constraints,
 )
+from ninfer.gateway.refused_fields import refuse, refuse_unsupported
 from ninfer.gateway.thinking import parse_enable_thinking, parse_hide_reasoning
 from ninfer.gateway.tool_fields import parse_tools
 
@@ -111,11 +111,13 @@ def _top_logprobs(fields: Fields) -> int | None:
 
 
 def _refuse_unsupported(fields: Fields) -> None:
-    refuse_constraints(fields)
+    refuse_unsupported(fields)
     _check_response_format(fields)
     for name in _HOSTED:
-        if fields.get(name) not in (None, {}, [], False):
-            raise unsupported_parameter(fields.path_of(name), "it needs a hosted service")
+        refuse(fields, name, ({}, [], False), "it needs a hosted service")
+    refuse(fields, "echo", (False,), "a chat answer has no prompt in it")
+    refuse(fields, "documents", ([],), "put them into messages")
+    refuse(fields, "chat_template", ("",), "the model's own template is used")
     modalities = fields.sequence("modalities")
     if modalities is not None and (not modalities or any(item != "text" for item in modalities)):
         raise RequestError(

@@ -76,6 +76,7 @@ ERROR_RULES: Final[Mapping[str, ErrorRule]] = {
     "internal_error": _INTERNAL,
     "invalid_model_file": _INTERNAL,
     "invalid_option": _INTERNAL,
+    "output_error": _INTERNAL,
     "non_finite_logits": ErrorRule(
         500,
         "server_error",
@@ -123,17 +124,6 @@ def describe_error(error: BaseException) -> ErrorAnswer:
         }
     }
     return ErrorAnswer(rule.status, body, _headers(error, rule))
-
-
-def context_length_error(num_tokens: int, max_context: int, param: str) -> RequestError:
-    """Worded for every client that recognises an overflow by its text."""
-    return RequestError(
-        "context_length_exceeded",
-        f"This model's maximum context length is {max_context} tokens. However, your request has"
-        f" {num_tokens} prompt tokens (prompt is too long: {num_tokens} tokens > {max_context}"
-        " maximum). Please reduce the length of the messages. [context_length_exceeded]",
-        param,
-    )
 
 
 def _headers(error: BaseException, rule: ErrorRule) -> dict[str, str]:

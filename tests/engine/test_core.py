@@ -234,11 +234,11 @@ class TestRefusals:
             with pytest.raises(RequestError) as caught:
                 rig.engine.submit(rig.request(65, max_tokens=1))
             assert caught.value.code == "context_length_exceeded"
-            assert caught.value.param == "messages"
+            assert caught.value.param == "prompt"
             assert caught.value.message == (
                 "This model's maximum context length is 64 tokens. However, your request has 65"
                 " prompt tokens (prompt is too long: 65 tokens > 64 maximum). Please reduce the"
-                " length of the messages. [context_length_exceeded]"
+                " length of the prompt. [context_length_exceeded]"
             )
             assert rig.is_clean()
 

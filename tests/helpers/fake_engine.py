@@ -14,7 +14,7 @@ from typing import Self, TypeAlias
 import numpy as np
 
 from ninfer.contract.chat import ChatPrompt, GenerationParams
-from ninfer.contract.errors import NInferError, RequestError, Unavailable
+from ninfer.contract.errors import NInferError, RequestError, Unavailable, context_length_error
 from ninfer.contract.generation import (
     Admitted,
     Channel,
@@ -92,20 +92,23 @@ class FakeFrontend:
 
     async def prepare_chat(self, chat: ChatPrompt) -> PreparedPrompt:
         self.chats.append(chat)
-        return await self.prepare_text("|".join(message.text for message in chat.messages) + "|")
+        text = "|".join(message.text for message in chat.messages) + "|"
+        return await self.prepare_text(text, "messages")
 
     async def render_chat(self, chat: ChatPrompt) -> str:
         return "|".join(message.text for message in chat.messages)
 
-    async def prepare_text(self, text: str) -> PreparedPrompt:
+    async def prepare_text(self, text: str, param: str = "prompt") -> PreparedPrompt:
         if self.gate is not None:
             await self.gate.wait()
         if self.error is not None:
             raise self.error
-        return self.prepare_ids(tuple(text.encode()))
+        return self.prepare_ids(tuple(text.encode()), param)
 
-    def prepare_ids(self, token_ids: tuple[int, ...]) -> PreparedPrompt:
-        return PreparedPrompt(np.array(token_ids, dtype=np.int32))
+    def prepare_ids(self, token_ids: Sequence[int], param: str = "input_ids") -> PreparedPrompt:
+        if len(token_ids) > CARD.max_context:
+            raise context_length_error(len(token_ids), CARD.max_context, param)
+        return PreparedPrompt(np.array(token_ids, dtype=np.int32), param=param)
 
     def build_request(
         self, request_id: str, prompt: PreparedPrompt, params: GenerationParams, *, now: float
@@ -204,6 +207,9 @@ class FakeEngine:
             raise self.refusal
         if not self.is_admitting:
             raise Unavailable("server_draining", "The engine takes no more requests.")
+        prompt = request.prompt
+        if prompt.num_tokens + min(request.max_tokens, 1) > self.max_context:
+            raise context_length_error(prompt.num_tokens, self.max_context, prompt.param)
         handle = FakeHandle(request, self.script(request))
         self.handles.append(handle)
         return handle
