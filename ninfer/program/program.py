@@ -12,13 +12,12 @@ closed. A unit can be settled only after it has run, so no memory is given back 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from ninfer.contract.arrays import Float32Array
-from ninfer.contract.errors import DeviceError, InvariantError
+from ninfer.contract.errors import InvariantError
 from ninfer.contract.model import ModelConfig
 from ninfer.contract.program import (
     Occupancy,
@@ -39,6 +38,7 @@ from ninfer.program.sequence_record import SequenceRecord
 from ninfer.program.stores.lane_store import LaneStore
 from ninfer.program.stores.page_store import PageStore
 from ninfer.program.stores.state_store import StateStore
+from ninfer.program.unit_work import UnitWork
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ class _Unit(Generic[T]):
 
     sequences: tuple[SequenceRecord, ...]
     rows: tuple[UnitRow, ...]
-    task: asyncio.Task[T]
+    work: UnitWork[T]
     batch: PendingBatch | None = None
 
 
@@ -153,7 +153,7 @@ class ModelProgram:
         """
         unit = self._unit_of(batch)
         if batch.outputs is None:
-            outputs: tuple[RowOutput, ...] = await _result_of(unit.task)
+            outputs: tuple[RowOutput, ...] = await unit.work.result()
             self._check_outputs(unit, outputs)
             batch.outputs = outputs
 
@@ -180,9 +180,9 @@ class ModelProgram:
         """Settle: everything as before the launch; reservations stay. InvariantError while the
         unit still runs (`complete` waits for it, also when it is cancelled)."""
         unit = self._unit_of(batch)
-        if not unit.task.done():
+        if not unit.work.is_done():
             raise InvariantError("a unit is aborted while it runs")
-        _mark_retrieved(unit.task)
+        unit.work.forget()
         self._settle(unit)
 
     async def score(self, handle: SequenceHandle, num_tokens: int) -> Float32Array:
@@ -195,7 +195,7 @@ class ModelProgram:
         row = sequence.prompt_row(num_tokens, num_pages, samples=False)
         unit = self._start(self._executor.score(row), (sequence,), (row,))
         try:
-            logits = await _result_of(unit.task)
+            logits = await unit.work.result()
             if logits.shape != (num_tokens, self._vocab_size):
                 raise InvariantError(
                     f"the executor's logits are {logits.shape},"
@@ -237,9 +237,9 @@ class ModelProgram:
         """End every sequence and release the executor; idempotent. InvariantError while a unit
         runs."""
         if self._unit is not None:
-            if not self._unit.task.done():
+            if not self._unit.work.is_done():
                 raise InvariantError("the program is closed while a unit runs")
-            _mark_retrieved(self._unit.task)
+            self._unit.work.forget()
             self._settle(self._unit)
         for sequence in tuple(self._sequences.values()):
             self._release_sequence(sequence)
@@ -322,7 +322,7 @@ class ModelProgram:
         rows: tuple[UnitRow, ...],
         batch: PendingBatch | None = None,
     ) -> _Unit[T]:
-        unit = _Unit(sequences, rows, asyncio.get_running_loop().create_task(work), batch)
+        unit = _Unit(sequences, rows, UnitWork(work), batch)
         for sequence, row in zip(sequences, rows, strict=True):
             self._pages.map(sequence.handle.lane, row.page_table.shape[0])
             sequence.is_pending = True
@@ -397,29 +397,6 @@ class ModelProgram:
             raise InvariantError(
                 f"{name}: {len(sequence.accepted)} accepted tokens at frontier {sequence.frontier}"
             )
-
-
-async def _result_of(task: asyncio.Task[T]) -> T:
-    """The task's result. The task survives the waiter's cancellation, which is raised when the
-    task is done."""
-    cancellation: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait((task,))
-        except asyncio.CancelledError as error:
-            cancellation = error
-    if cancellation is not None:
-        _mark_retrieved(task)
-        raise cancellation
-    if task.cancelled():
-        raise DeviceError("the executor's work was cancelled from outside")
-    return task.result()
-
-
-def _mark_retrieved(task: asyncio.Task[Any]) -> None:
-    """The failure of a unit that is given up is nobody's news; asyncio would log it."""
-    if not task.cancelled():
-        task.exception()
 
 
 def _slots_of(sequence: SequenceRecord) -> frozenset[int]:
