@@ -53,10 +53,12 @@ ERROR_RULES: Final[Mapping[str, ErrorRule]] = {
     # Raised by the gateway itself.
     "invalid_http": _BAD_REQUEST,
     "invalid_request_encoding": _BAD_REQUEST,
+    "headers_too_large": ErrorRule(431, "invalid_request_error"),
     "method_not_allowed": ErrorRule(405, "invalid_request_error"),
     "not_found": ErrorRule(404, "invalid_request_error"),
     "request_timeout": ErrorRule(408, "invalid_request_error"),
     "request_too_large": ErrorRule(413, "invalid_request_error"),
+    "uri_too_long": ErrorRule(414, "invalid_request_error"),
     "unsupported_content_encoding": ErrorRule(415, "invalid_request_error"),
     "unsupported_media_type": ErrorRule(415, "invalid_request_error"),
     # Not the client's fault.
