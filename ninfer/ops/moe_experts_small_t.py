@@ -16,7 +16,6 @@ Source     ninfer/ops/moe_experts.py; ninfer/ops/linear_packing.py
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -25,7 +24,7 @@ from ninfer.kernels.device_array import DeviceArray, view_of
 from ninfer.kernels.library import KernelLibrary
 from ninfer.ops.checks import fail
 from ninfer.ops.device_checks import require_alignment, require_view
-from ninfer.ops.linear_packing import ImageLayout
+from ninfer.ops.expert_weights import ExpertWeights
 from ninfer.ops.moe_pairs import SortedPairs
 
 _OP: Final = "moe_experts_small_t"
@@ -41,18 +40,6 @@ _PARAMS: Final = np.dtype(
         ("x_stride", "<i4"), ("y_stride", "<i4"), ("is_gated", "<i4"),
     ]
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ExpertWeights:
-    """images uint8 [E, layout.image_bytes], row_scales f32 [E, N] for fp8_row and nvfp4 alone.
-
-    nvfp4's row_scales carry linear_packing.E2M1_SHIFT, as for PackedLinear.
-    """
-
-    layout: ImageLayout
-    images: DeviceArray
-    row_scales: DeviceArray | None = None
 
 
 def launch(

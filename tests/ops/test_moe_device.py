@@ -19,9 +19,9 @@ from ninfer.ops import (
     moe_router,
     swiglu,
 )
+from ninfer.ops.expert_weights import ExpertWeights
 from ninfer.ops.float_codecs import bf16_to_float, float_to_bf16
 from ninfer.ops.linear_packing import ImageLayout, WeightFormat
-from ninfer.ops.moe_experts_small_t import ExpertWeights
 from ninfer.ops.moe_pairs import SortedPairs
 from tests.helpers.device import Device, open_device
 from tests.helpers.fenced import Fenced

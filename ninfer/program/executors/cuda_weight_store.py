@@ -19,6 +19,7 @@ from ninfer.contract.arrays import Float32Array
 from ninfer.contract.errors import InvariantError
 from ninfer.contract.weights import EncodedBand
 from ninfer.ops import linear_pack, linear_small_t, quantise
+from ninfer.ops.expert_weights import ExpertWeights
 from ninfer.ops.float_codecs import HalfArray, float_to_bf16
 from ninfer.ops.linear_packing import (
     E2M1_SHIFT,
@@ -28,7 +29,6 @@ from ninfer.ops.linear_packing import (
     interleave_gate_up,
 )
 from ninfer.ops.linear_small_t import PackedLinear
-from ninfer.ops.moe_experts_small_t import ExpertWeights
 from ninfer.program.executors.cuda_driver import CudaDriver
 from ninfer.program.executors.cuda_tensor import ALIGNMENT_BYTES, Arena, DeviceTensor
 from ninfer.program.executors.cuda_weights import (
@@ -132,7 +132,7 @@ class WeightStore:
         )
 
     def _linears(self) -> dict[str, tuple[LinearPart, ...]]:
-        linears = {
+        linears: dict[str, tuple[LinearPart, ...]] = {
             matrix.name: (LinearPart(0, True, matrix, self._linear(matrix)),)
             for matrix in self._plan.matrices
             if matrix.num_experts is None

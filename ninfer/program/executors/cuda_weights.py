@@ -25,9 +25,9 @@ import numpy as np
 from ninfer.contract.model import ModelConfig, ModelObject
 from ninfer.contract.weights import WeightBand, WeightEncoding
 from ninfer.models.parameters import model_objects
+from ninfer.ops.expert_weights import ExpertWeights
 from ninfer.ops.linear_packing import ImageLayout, WeightFormat
 from ninfer.ops.linear_small_t import PackedLinear
-from ninfer.ops.moe_experts_small_t import ExpertWeights
 from ninfer.program.executors.cuda_bands import BandGroup, group_bands, undivided_reason
 from ninfer.program.executors.cuda_tensor import Arena, DeviceTensor
 

@@ -1,0 +1,671 @@
+// moe_small_t: a mixture of experts for few tokens, in three kernels.
+//
+// Contract: ninfer/ops/moe_small_t.py. Entries, one a format each:
+//   moe_router_product   x = norm(hidden); router logits; the shared expert's gate
+//   moe_gate_up          silu(gate x) * up x of the shared expert and of every expert in use
+//   moe_down             hidden + the gated shared expert + the weighted experts in ascending order
+//
+// The last two work out the experts in use from the logits, every block for itself: that is less
+// than another kernel, or a wait of blocks for one another, would take. moe_gate_up lets the next
+// kernel start only behind its own wait: moe_down may then read the logits, and so its weights,
+// before moe_gate_up has ended.
+//
+// Work is cut into tiles of 16 rows of a matrix. A block's eight warps share a tile along K; four
+// chunks of weights are in flight a warp, across tiles. Products run on tensor cores with pairs as
+// columns; partial sums meet in shared memory and are added in a fixed order. So what is added in
+// which order for a token depends on its own experts and the shapes alone. Bytes: the weights of
+// the experts in use, once.
+
+#include "dtypes.cuh"
+#include "mma.cuh"
+#include "moe_routing.cuh"
+#include "normalise.cuh"
+#include "pdl.cuh"
+#include "vec.cuh"
+#include "warp.cuh"
+#include "weight_image.cuh"
+
+namespace {
+
+constexpr int kWarps = 8;
+constexpr int kThreads = kWarps * 32;
+constexpr int kDownSlices = 4;  // warps that share an expert's tile in moe_down
+constexpr int kDownEntries = kWarps / kDownSlices;
+
+struct Matrix {
+  const u8* images;         // one, or one an expert
+  const float* row_scales;  // [N] f32 each, of the formats that scale rows
+  u64 image_bytes;
+  ImageShape shape;
+};
+
+struct RouterProductParams {
+  Matrix router;
+  const u16* x;              // [T, C] bf16
+  const float* square_sums;  // [T, S] of x
+  const u16* norm_weight;    // [C] bf16
+  const u16* gate;           // [C] bf16 or null
+  u16* y;                    // [T, C] bf16, normalised x
+  float* logits;             // [T, E]
+  float* shared_gate;        // [T]
+  int tokens, num_square_sums, x_stride, logits_stride;
+  float norm_eps, norm_offset;
+};
+static_assert(sizeof(RouterProductParams) == 128, "ninfer/ops/moe_small_t.py mirrors this struct");
+
+struct ExpertParams {
+  Matrix routed, shared;
+  RoutingParams routing;
+  const u16* x;              // gate_up: [T, C]; down: [P, I] by sorted position
+  const u16* x_shared;       // down: [T, I of the shared expert]
+  u16* y;                    // gate_up: [P, I]; down: [T, C]
+  u16* y_shared;             // gate_up: [T, I of the shared expert]
+  const u16* residual;       // [T, C]
+  const float* shared_gate;  // [T]
+  const float* shared_output;  // [T, C] f32 or null: the shared expert's, when it was computed apart
+  float* square_sums;        // [T, ceil(C / 32)] or null: zeroed by gate_up, of y by down
+  int tokens, has_shared, x_stride, y_stride, residual_stride, columns;
+};
+static_assert(sizeof(ExpertParams) == 208, "ninfer/ops/moe_small_t.py mirrors this struct");
+
+template <class Format>
+constexpr int kStages = Format::kRuns == 1 ? 6 : 4;  // chunks in flight a warp, even
+template <class Format>
+constexpr int kRunVectors = Format::kRuns * Format::kRun / 8;
+
+// What a warp loads at a time: one part of one tile.
+template <class Format>
+struct Chunk {
+  uint4 words[2];
+  uint2 slab;
+  float row_scale[2];
+};
+
+// A lane's columns of x for a chunk: those of the pair in column lane / 4 of a tile.
+template <class Format>
+struct Run {
+  uint4 vectors[kRunVectors<Format>];
+};
+
+// What a warp has of a tile: parts first, first + step, ..
+struct Slice {
+  int first, step;
+  __device__ __forceinline__ int part(int chunk) const { return first + chunk * step; }
+};
+
+template <class Format>
+__device__ __forceinline__ int num_parts(int columns) {
+  return (columns + Format::kPartColumns - 1) / Format::kPartColumns;
+}
+
+template <class Format>
+__device__ __forceinline__ int num_chunks(int columns, int step) {
+  return (num_parts<Format>(columns) + step - 1) / step;
+}
+
+__device__ __forceinline__ uint4 load_weights(const u8* from) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(from));
+  return v;
+}
+
+__device__ __forceinline__ Matrix matrix_of(const ExpertParams& p, bool is_shared) {
+  const Matrix& a = p.shared;
+  const Matrix& b = p.routed;
+  return Matrix{is_shared ? a.images : b.images,
+                is_shared ? a.row_scales : b.row_scales,
+                is_shared ? a.image_bytes : b.image_bytes,
+                {is_shared ? a.shape.rows : b.shape.rows, is_shared ? a.shape.columns : b.shape.columns,
+                 is_shared ? a.shape.units_per_block : b.shape.units_per_block,
+                 is_shared ? a.shape.row_blocks : b.shape.row_blocks,
+                 is_shared ? a.shape.strips_per_block : b.shape.strips_per_block,
+                 is_shared ? a.shape.last_strips : b.shape.last_strips}};
+}
+
+template <class Format>
+__device__ __forceinline__ void load_chunk(Chunk<Format>& chunk, const Matrix& matrix, int expert, int tile,
+                                           int part_index, int lane) {
+  const u8* image = matrix.images + expert * matrix.image_bytes;
+  const int last = num_parts<Format>(matrix.shape.columns) - 1;
+  const ImagePart part = image_part<Format>(image, matrix.shape, tile / 2, min(part_index, last));
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    chunk.words[half] = load_weights(part.bytes + ((half * 2 + tile % 2) * 32 + lane) * 16);
+  }
+  if constexpr (Format::kUnitSlab > 0) {
+    chunk.slab = __ldg(reinterpret_cast<const uint2*>(part.slab));
+  } else if constexpr (Format::kPartSlab > 0) {
+    chunk.slab = __ldg(reinterpret_cast<const uint2*>(part.slab) + lane);
+  }
+  if constexpr (Format::kHasRowScale) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = min(tile * 16 + i * 8 + lane / 4, matrix.shape.rows - 1);
+      chunk.row_scale[i] = __ldg(matrix.row_scales + static_cast<u64>(expert) * matrix.shape.rows + row);
+    }
+  }
+}
+
+// Column of x where vector `v` of a lane's run begins.
+template <class Format>
+__device__ __forceinline__ int run_column(int part, int v, int lane) {
+  constexpr int kColumns = Format::kPartColumns / Format::kRuns, kPerRun = Format::kRun / 8;
+  return part * Format::kPartColumns + v / kPerRun * kColumns + lane % 4 * Format::kRun + v % kPerRun * 8;
+}
+
+template <class Format>
+__device__ __forceinline__ void load_run(Run<Format>& run, const u16* row, int columns, int part, int lane) {
+#pragma unroll
+  for (int v = 0; v < kRunVectors<Format>; ++v) {
+    const int column = run_column<Format>(part, v, lane);
+    run.vectors[v] =
+        column < columns ? __ldcg(reinterpret_cast<const uint4*>(row + column)) : make_uint4(0, 0, 0, 0);
+  }
+}
+
+__device__ __forceinline__ u32 word_of(uint4 v, int i) {
+  return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+
+template <class Format, class Function>
+__device__ __forceinline__ void for_words(uint4 w, uint2 slab, int half, int tile, Function f) {
+  if constexpr (Format::kPartSlab > 0) {
+    for_e2m1_fragments(w, half == 0 ? slab.x : slab.y, tile % 2, f);
+  } else {
+    for_fragments(Format{}, w, nullptr, half, 0, 0, f);
+  }
+}
+
+// sums += the chunk times the pairs' columns; a chunk behind the last part adds nothing.
+template <class Format>
+__device__ __forceinline__ void multiply_chunk(const Chunk<Format>& chunk, const Run<Format>& run, int columns,
+                                               int tile, int part, float (&sums)[4]) {
+  if (part >= num_parts<Format>(columns)) return;
+  float part_sums[4] = {};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    for_words<Format>(chunk.words[half], chunk.slab, half, tile, [&](int m, uint4 a) {
+      const uint4 x = run.vectors[Format::kRuns == 1 ? 0 : half * (Format::kRun / 8) + m / 2];
+      const u32 low = word_of(x, m % 2 * 2), high = word_of(x, m % 2 * 2 + 1);
+      mma_bf16_16x8x16(Format::kUnitSlab > 0 ? part_sums : sums, a, low, high);
+    });
+  }
+  if constexpr (Format::kUnitSlab > 0) {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) sums[c] += __uint_as_float(c < 2 ? chunk.slab.x : chunk.slab.y) * part_sums[c];
+  }
+}
+
+// A tile's sums of one warp, for up to 16 pairs.
+struct Sums {
+  float at[2][4];
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) (&at[0][0])[i] = 0.f;
+  }
+};
+
+// Sums of all warps on their way to the threads that add them: written by one tile or round while
+// the other half is still read for the one before.
+struct Exchange {
+  float sums[2][kWarps][2][32][4];
+  __device__ __forceinline__ void give(int turn, int warp, int lane, const Sums& mine, bool has_second) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (i == 1 && !has_second) break;
+      *reinterpret_cast<float4*>(sums[turn][warp][i][lane]) =
+          make_float4(mine.at[i][0], mine.at[i][1], mine.at[i][2], mine.at[i][3]);
+    }
+  }
+  // Row `row` of the tile and pair `column`, of one warp.
+  __device__ __forceinline__ float take(int turn, int warp, int row, int column) const {
+    return sums[turn][warp][column / 8][row % 8 * 4 + column % 8 / 2][row / 8 * 2 + column % 2];
+  }
+};
+
+__device__ __forceinline__ float silu(float gate) { return gate / (1.f + __expf(-gate)); }
+
+template <class Format>
+__device__ __forceinline__ void scale_rows(const Chunk<Format>& chunk, Sums& sums) {
+  if constexpr (Format::kHasRowScale) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) (&sums.at[0][0])[i] *= chunk.row_scale[i % 4 / 2];
+  }
+}
+
+// ---- router ----
+
+template <class Format>
+__device__ __forceinline__ void load_normalised(Run<Format>& run, const RouterProductParams& p, int t, int part,
+                                                u32 norm_weight, float scale, int lane) {
+  const int columns = p.router.shape.columns;
+  load_run(run, p.x + static_cast<u64>(t) * p.x_stride, columns, part, lane);
+#pragma unroll
+  for (int v = 0; v < kRunVectors<Format>; ++v) {
+    const int column = run_column<Format>(part, v, lane);
+    if (column >= columns) continue;
+    run.vectors[v] = normalised(run.vectors[v], load_shared_16(norm_weight + column * 2), scale, p.norm_offset);
+  }
+}
+
+// Logits of 16 experts.
+template <class Format>
+__device__ __forceinline__ void router_tile(const RouterProductParams& p, int tile, u32 norm_weight,
+                                            float (&scales)[kRoutedTokens], Exchange& exchange) {
+  constexpr int kEarly = Format::kRuns == 1 ? 8 : 4;  // chunks of weights that do not wait for x
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, columns = p.router.shape.columns;
+  const Slice slice{warp, kWarps};
+  const int chunks = num_chunks<Format>(columns, kWarps);
+  Chunk<Format> weights[kEarly];
+#pragma unroll
+  for (int i = 0; i < kEarly; ++i) {
+    if (i < chunks) load_chunk(weights[i], p.router, 0, tile, slice.part(i), lane);
+  }
+  for (int v = threadIdx.x; v < columns / 8; v += kThreads) {
+    copy_shared_16(norm_weight + v * 16, p.norm_weight + v * 8, true);
+  }
+  copy_shared_wait();
+  wait_for_previous_kernel();
+  for (int t = warp; t < p.tokens; t += kWarps) {
+    const float* sums = p.square_sums + static_cast<u64>(t) * p.num_square_sums;
+    const float scale = inverse_rms(sums, p.num_square_sums, columns, p.norm_eps, lane);
+    if (lane == 0) scales[t] = scale;
+  }
+  __syncthreads();
+  Sums sums;
+  sums.clear();
+  for (int first = 0; first < chunks; first += kEarly) {
+#pragma unroll
+    for (int i = 0; i < kEarly; ++i) {
+      if (first + i >= chunks) break;
+      const int part = slice.part(first + i);
+      if (first > 0) load_chunk(weights[i], p.router, 0, tile, part, lane);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (half * 8 >= p.tokens) break;
+        const int t = min(half * 8 + lane / 4, p.tokens - 1);
+        Run<Format> run;
+        load_normalised(run, p, t, part, norm_weight, scales[t], lane);
+        multiply_chunk(weights[i], run, columns, tile, part, sums.at[half]);
+      }
+    }
+  }
+  scale_rows(weights[0], sums);
+  exchange.give(0, warp, lane, sums, p.tokens > 8);
+  __syncthreads();
+  const int t = threadIdx.x / 16, row = threadIdx.x % 16, expert = tile * 16 + row;
+  if (t >= p.tokens || expert >= p.router.shape.rows) return;
+  float logit = 0.f;
+#pragma unroll
+  for (int i = 0; i < kWarps; ++i) logit += exchange.take(0, i, row, t);
+  p.logits[static_cast<u64>(t) * p.logits_stride + expert] = logit;
+}
+
+__device__ __forceinline__ float dot(uint4 x, uint4 w) {
+  const u32 a[4] = {x.x, x.y, x.z, x.w}, b[4] = {w.x, w.y, w.z, w.w};
+  float sum = 0.f;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    sum += __uint_as_float(a[i] << 16) * __uint_as_float(b[i] << 16);
+    sum += __uint_as_float(a[i] & 0xffff0000u) * __uint_as_float(b[i] & 0xffff0000u);
+  }
+  return sum;
+}
+
+// Token t, normalised, and the shared expert's gate of it.
+__device__ __forceinline__ void normalise_token(const RouterProductParams& p, int t, Exchange& exchange) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, columns = p.router.shape.columns;
+  wait_for_previous_kernel();
+  const float scale =
+      inverse_rms(p.square_sums + static_cast<u64>(t) * p.num_square_sums, p.num_square_sums, columns, p.norm_eps, lane);
+  float sum = 0.f;
+  for (int v = threadIdx.x; v < columns / 8; v += kThreads) {
+    const uint4 x = __ldcg(reinterpret_cast<const uint4*>(p.x + static_cast<u64>(t) * p.x_stride) + v);
+    const uint4 weight = __ldg(reinterpret_cast<const uint4*>(p.norm_weight) + v);
+    const uint4 y = normalised(x, weight, scale, p.norm_offset);
+    reinterpret_cast<uint4*>(p.y + static_cast<u64>(t) * columns)[v] = y;
+    if (p.gate != nullptr) sum += dot(y, __ldg(reinterpret_cast<const uint4*>(p.gate) + v));
+  }
+  if (p.gate == nullptr) return;
+  sum = warp_sum(sum);
+  float* sums = &exchange.sums[0][0][0][0][0];
+  if (lane == 0) sums[warp] = sum;
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  float total = 0.f;
+#pragma unroll
+  for (int i = 0; i < kWarps; ++i) total += sums[i];
+  p.shared_gate[t] = 1.f / (1.f + expf(-total));
+}
+
+template <class Format>
+__device__ __forceinline__ void router_product(const RouterProductParams& p) {
+  extern __shared__ __align__(128) u8 memory[];
+  __shared__ Exchange exchange;
+  __shared__ float scales[kRoutedTokens];
+  allow_next_kernel();
+  const int tiles = (p.router.shape.rows + 15) / 16, block = blockIdx.x;
+  if (block < tiles) {
+    router_tile<Format>(p, block, shared_address(memory), scales, exchange);
+  } else {
+    normalise_token(p, block - tiles, exchange);
+  }
+}
+
+// ---- gate and up ----
+
+// A tile of the list: those of the shared expert, then those of the experts in use.
+struct Item {
+  bool is_shared;
+  int entry, tile;
+  __device__ __forceinline__ Item(int index, int shared_tiles, int tiles)
+      : is_shared(index < shared_tiles),
+        entry(is_shared ? 0 : (index - shared_tiles) / tiles),
+        tile(is_shared ? index : (index - shared_tiles) % tiles) {}
+};
+
+struct Cursor {
+  int item, chunk;
+  __device__ __forceinline__ void advance(int chunks, int step) {
+    if (++chunk == chunks) chunk = 0, item += step;
+  }
+};
+
+template <class Format>
+struct GateUp {
+  const ExpertParams& p;
+  const Routing& routing;
+  int shared_tiles, tiles, lane;
+  Slice slice;
+
+  __device__ __forceinline__ void load(Chunk<Format>& chunk, Cursor at) const {
+    const Item item(at.item, shared_tiles, tiles);
+    const int expert = item.is_shared ? 0 : routing.expert_of[item.entry];
+    load_chunk(chunk, matrix_of(p, item.is_shared), expert, item.tile, slice.part(at.chunk), lane);
+  }
+
+  __device__ __forceinline__ int count(const Item& item) const {
+    return item.is_shared ? p.tokens : routing.start[item.entry + 1] - routing.start[item.entry];
+  }
+
+  // Columns from `first` on; those past the last repeat it and are never stored.
+  __device__ __forceinline__ void load_x(Run<Format>& run, Cursor at, int first) const {
+    const Item item(at.item, shared_tiles, tiles);
+    const int column = min(first + lane / 4, count(item) - 1);
+    const int t = item.is_shared ? column : routing.token_at[routing.start[item.entry] + column];
+    load_run(run, p.x + static_cast<u64>(t) * p.x_stride, p.routed.shape.columns, slice.part(at.chunk), lane);
+  }
+
+  // Gates are rows 0..7 of a tile, their ups rows 8..15.
+  __device__ __forceinline__ void store(const Exchange& exchange, int turn, int index) const {
+    const Item item(index, shared_tiles, tiles);
+    const int column = threadIdx.x / 8, row = threadIdx.x % 8;
+    if (column >= count(item)) return;
+    float gate = 0.f, up = 0.f;
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i) {
+      gate += exchange.take(turn, i, row, column);
+      up += exchange.take(turn, i, row + 8, column);
+    }
+    const int width = (item.is_shared ? p.shared.shape.rows : p.routed.shape.rows) / 2;
+    u16* y = item.is_shared ? p.y_shared : p.y + static_cast<u64>(routing.start[item.entry]) * width;
+    y[static_cast<u64>(column) * width + item.tile * 8 + row] = float_to_bf16(silu(gate) * up);
+  }
+};
+
+__device__ __forceinline__ void clear_masks(Routing& routing) {
+  for (int i = threadIdx.x; i < kMaxExperts; i += kThreads) routing.masks[i] = 0;
+  __syncthreads();
+}
+
+__device__ __forceinline__ void clear_square_sums(const ExpertParams& p) {
+  if (p.square_sums == nullptr) return;
+  const int count = p.tokens * ((p.columns + 31) / 32);
+  for (int i = blockIdx.x * kThreads + threadIdx.x; i < count; i += gridDim.x * kThreads) p.square_sums[i] = 0.f;
+}
+
+template <class Format>
+__device__ __forceinline__ void gate_up(const ExpertParams& p) {
+  __shared__ Routing routing;
+  __shared__ Exchange exchange;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, step = gridDim.x;
+  const int chunks = num_chunks<Format>(p.routed.shape.columns, kWarps);
+  const GateUp<Format> work{p, routing, p.has_shared ? p.shared.shape.rows / 16 : 0, p.routed.shape.rows / 16, lane,
+                            Slice{warp, kWarps}};
+  Chunk<Format> weights[kStages<Format>];
+  Cursor at{static_cast<int>(blockIdx.x), 0}, ahead = at;
+#pragma unroll
+  for (int s = 0; s < kStages<Format>; ++s) {
+    if (ahead.item < work.shared_tiles) work.load(weights[s], ahead);
+    ahead.advance(chunks, step);
+  }
+  clear_masks(routing);
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  build_routing<kThreads>(routing, p.routing, p.tokens);
+  const int items = work.shared_tiles + routing.num_entries * work.tiles;
+  ahead = at;
+#pragma unroll
+  for (int s = 0; s < kStages<Format>; ++s) {
+    if (ahead.item >= work.shared_tiles && ahead.item < items) work.load(weights[s], ahead);
+    ahead.advance(chunks, step);
+  }
+  clear_square_sums(p);
+  Run<Format> runs[2];
+  if (at.item < items) work.load_x(runs[0], at, 0);
+  Sums sums;
+  sums.clear();
+  int turn = 0;
+  for (;;) {
+#pragma unroll
+    for (int s = 0; s < kStages<Format>; ++s) {
+      if (at.item >= items) return;
+      const Item item(at.item, work.shared_tiles, work.tiles);
+      Cursor next = at;
+      next.advance(chunks, step);
+      if (next.item < items) work.load_x(runs[(s + 1) % 2], next, 0);
+      multiply_chunk(weights[s], runs[s % 2], p.routed.shape.columns, item.tile, work.slice.part(at.chunk), sums.at[0]);
+      const bool has_second = work.count(item) > 8;
+      if (has_second) {
+        work.load_x(runs[s % 2], at, 8);
+        multiply_chunk(weights[s], runs[s % 2], p.routed.shape.columns, item.tile, work.slice.part(at.chunk), sums.at[1]);
+      }
+      const bool is_last = next.chunk == 0;
+      if (is_last) scale_rows(weights[s], sums);
+      if (ahead.item < items) work.load(weights[s], ahead);
+      ahead.advance(chunks, step);
+      if (is_last) {
+        exchange.give(turn, warp, lane, sums, has_second);
+        __syncthreads();
+        if (threadIdx.x < 8 * kRoutedTokens) work.store(exchange, turn, at.item);
+        turn ^= 1;
+        sums.clear();
+      }
+      at = next;
+    }
+  }
+}
+
+// ---- down ----
+
+// Entry 0 is the shared expert, if there is one; a round takes kDownEntries entries.
+template <class Format>
+struct Down {
+  const ExpertParams& p;
+  const Routing& routing;
+  int tile, entries, lane;
+  Slice slice;
+
+  __device__ __forceinline__ bool is_shared(int entry) const { return p.has_shared && entry == 0; }
+  __device__ __forceinline__ int routed(int entry) const { return entry - (p.has_shared ? 1 : 0); }
+
+  __device__ __forceinline__ int columns(int entry) const {
+    return is_shared(entry) ? p.shared.shape.columns : p.routed.shape.columns;
+  }
+
+  __device__ __forceinline__ int chunks(int entry) const {
+    return entry < entries ? num_chunks<Format>(columns(entry), kDownSlices) : 1;
+  }
+
+  __device__ __forceinline__ int count(int entry) const {
+    return is_shared(entry) ? p.tokens : routing.start[routed(entry) + 1] - routing.start[routed(entry)];
+  }
+
+  __device__ __forceinline__ void load(Chunk<Format>& chunk, Cursor at) const {
+    const bool shared = is_shared(at.item);
+    const int expert = shared ? 0 : routing.expert_of[routed(at.item)];
+    load_chunk(chunk, matrix_of(p, shared), expert, tile, slice.part(at.chunk), lane);
+  }
+
+  __device__ __forceinline__ void load_x(Run<Format>& run, Cursor at, int first) const {
+    const int column = min(first + lane / 4, count(at.item) - 1), width = columns(at.item);
+    const u16* x = is_shared(at.item) ? p.x_shared : p.x + static_cast<u64>(routing.start[routed(at.item)]) * width;
+    load_run(run, x + static_cast<u64>(column) * width, width, slice.part(at.chunk), lane);
+  }
+
+  // This thread's row and token, of one entry: its warps in order, weighted.
+  __device__ __forceinline__ float add(const Exchange& exchange, int turn, int entry, int row, int t, float gate) const {
+    float weight = gate;
+    int column = t;
+    if (!is_shared(entry)) {
+      const u32 mask = routing.masks[routing.expert_of[routed(entry)]];
+      if ((mask >> t & 1) == 0) return 0.f;
+      column = tokens_before(mask, t);
+      weight = routing.weights[routing.start[routed(entry)] + column];
+    }
+    float sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < kDownSlices; ++i) {
+      sum += exchange.take(turn, entry % kDownEntries * kDownSlices + i, row, column);
+    }
+    return weight * sum;
+  }
+};
+
+template <class Format>
+__device__ __forceinline__ void store_down(const ExpertParams& p, int t, int n, float value) {
+  const u16 rounded = float_to_bf16(value);
+  if (t < p.tokens) p.y[static_cast<u64>(t) * p.y_stride + n] = rounded;
+  if (p.square_sums == nullptr) return;
+  float squares = bf16_to_float(rounded) * bf16_to_float(rounded);
+#pragma unroll
+  for (int step = 8; step > 0; step >>= 1) squares += __shfl_xor_sync(kAllLanes, squares, step);
+  // Two tiles share a sum that was zero: their order does not matter.
+  if (t < p.tokens && n % 16 == 0) atomicAdd(p.square_sums + t * ((p.columns + 31) / 32) + n / 32, squares);
+}
+
+template <class Format>
+__device__ __forceinline__ void down(const ExpertParams& p) {
+  __shared__ Routing routing;
+  __shared__ Exchange exchange;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = warp / kDownSlices;
+  clear_masks(routing);
+  // The logits are older than the kernel before this one, which waited for them.
+  build_routing<kThreads>(routing, p.routing, p.tokens);
+  const int entries = routing.num_entries + (p.has_shared ? 1 : 0);
+  const int rounds = (entries + kDownEntries - 1) / kDownEntries, limit = rounds * kDownEntries;
+  const Down<Format> work{p, routing, static_cast<int>(blockIdx.x), entries, lane,
+                          Slice{warp % kDownSlices, kDownSlices}};
+  Chunk<Format> weights[kStages<Format>];
+  Cursor at{group, 0}, ahead = at;
+#pragma unroll
+  for (int s = 0; s < kStages<Format>; ++s) {
+    if (ahead.item < entries) work.load(weights[s], ahead);
+    ahead.advance(work.chunks(ahead.item), kDownEntries);
+  }
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  const int t = threadIdx.x / 16, row = threadIdx.x % 16, n = blockIdx.x * 16 + row;
+  float gate = 0.f, value = 0.f;
+  if (t < p.tokens) {
+    const bool is_gated = p.has_shared || p.shared_output != nullptr;
+    if (is_gated) gate = __ldcg(p.shared_gate + t);
+    value = bf16_to_float(__ldcg(p.residual + static_cast<u64>(t) * p.residual_stride + n));
+    if (p.shared_output != nullptr) value += gate * __ldcg(p.shared_output + static_cast<u64>(t) * p.columns + n);
+  }
+  Run<Format> runs[2];
+  if (at.item < entries) work.load_x(runs[0], at, 0);
+  Sums sums;
+  sums.clear();
+  int turn = 0;
+  for (bool is_done = false; !is_done;) {
+#pragma unroll
+    for (int s = 0; s < kStages<Format>; ++s) {
+      if (at.item >= limit) {
+        is_done = true;
+        break;
+      }
+      Cursor next = at;
+      next.advance(work.chunks(at.item), kDownEntries);
+      bool has_second = false;
+      if (at.item < entries) {
+        const int width = work.columns(at.item);
+        if (next.item < entries) work.load_x(runs[(s + 1) % 2], next, 0);
+        multiply_chunk(weights[s], runs[s % 2], width, work.tile, work.slice.part(at.chunk), sums.at[0]);
+        has_second = work.count(at.item) > 8;
+        if (has_second) {
+          work.load_x(runs[s % 2], at, 8);
+          multiply_chunk(weights[s], runs[s % 2], width, work.tile, work.slice.part(at.chunk), sums.at[1]);
+        }
+        if (next.chunk == 0) scale_rows(weights[s], sums);
+      }
+      if (ahead.item < entries) work.load(weights[s], ahead);
+      ahead.advance(work.chunks(ahead.item), kDownEntries);
+      if (next.chunk == 0) {
+        exchange.give(turn, warp, lane, sums, has_second);
+        __syncthreads();
+        const int first = at.item - group;
+        if (t < p.tokens) {
+#pragma unroll
+          for (int i = 0; i < kDownEntries; ++i) {
+            if (first + i < entries) value += work.add(exchange, turn, first + i, row, t, gate);
+          }
+        }
+        turn ^= 1;
+        sums.clear();
+      }
+      at = next;
+    }
+  }
+  store_down<Format>(p, t, n, value);
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+moe_router_product_bf16(const RouterProductParams p) { router_product<ImageBf16>(p); }
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+moe_router_product_fp8_row(const RouterProductParams p) { router_product<ImageE4m3Row>(p); }
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+moe_router_product_fp8_block(const RouterProductParams p) { router_product<ImageE4m3Block>(p); }
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+moe_router_product_nvfp4(const RouterProductParams p) { router_product<ImageE2m1>(p); }
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+moe_gate_up_bf16(const ExpertParams p) { gate_up<ImageBf16>(p); }
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+moe_gate_up_fp8_row(const ExpertParams p) { gate_up<ImageE4m3Row>(p); }
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+moe_gate_up_fp8_block(const ExpertParams p) { gate_up<ImageE4m3Block>(p); }
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+moe_gate_up_nvfp4(const ExpertParams p) { gate_up<ImageE2m1>(p); }
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+moe_down_bf16(const ExpertParams p) { down<ImageBf16>(p); }
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+moe_down_fp8_row(const ExpertParams p) { down<ImageE4m3Row>(p); }
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+moe_down_fp8_block(const ExpertParams p) { down<ImageE4m3Block>(p); }
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+moe_down_nvfp4(const ExpertParams p) { down<ImageE2m1>(p); }
