@@ -24,18 +24,29 @@ def run(invocation: Invocation, console: Console) -> ExitCode:
     engine_options = invocation.read(EngineOptions)
     sampling = invocation.read(SamplingOptions)
     model = load_with_progress(invocation.model_path, engine_options, sampling, console)
-    return asyncio.run(_chat(model, engine_options, chat_options, console))
+    return asyncio.run(_chat(model, engine_options, chat_options, sampling, console))
 
 
 async def _chat(
-    model: LoadedModel, engine_options: EngineOptions, chat: ChatOptions, console: Console
+    model: LoadedModel,
+    engine_options: EngineOptions,
+    chat: ChatOptions,
+    sampling: SamplingOptions,
+    console: Console,
 ) -> ExitCode:
     _require_chat(model)
     conversation = Conversation(system=chat.system, think=chat.think)
     async with running_engine(model, engine_options) as engine:
-        repl = Repl(engine, model.frontend, conversation, console, model_name=model.card.name)
+        repl = Repl(
+            engine,
+            model.frontend,
+            conversation,
+            console,
+            model_name=model.card.name,
+            sampling=sampling,
+        )
         if console.is_interactive:
-            console.write(_banner(model))
+            console.write_lines(_banner(model))
         await repl.run(_reader(repl, console))
     return ExitCode.OK
 

@@ -19,7 +19,7 @@ from ninfer.artifact.container import (
     ObjectRecord,
 )
 from ninfer.artifact.container_writer import PlannedTensor, write_container
-from ninfer.contract.errors import InvariantError, ModelFileError
+from ninfer.contract.errors import InvariantError, OptionError, OutputError
 from ninfer.contract.model import ModelSource
 from ninfer.convert.hf_checkpoint import CONFIG_NAME
 from ninfer.convert.opened_model import ObjectLayout, OpenedModel
@@ -35,14 +35,15 @@ def write_artifact(
     """Write `source` (as `open_model` gives it) to `out`, whole or not at all.
 
     `progress(done_bytes, total_bytes)` is called as the file grows. An existing `out` is replaced
-    unless it belongs to the source. Raises ModelFileError, also for what `read_float32` refuses.
+    unless it belongs to the source (OptionError, naming `--out`). Raises OutputError for what the
+    file system refuses and ModelFileError for what `read_float32` does.
     """
     if not isinstance(source, OpenedModel):
         raise InvariantError(f"cannot convert a {type(source).__name__}")
     try:
         _check_out(source, out)
     except OSError as error:
-        raise ModelFileError(out, None, error.strerror or str(error)) from None
+        raise OutputError(out, f"cannot write: {error.strerror or error}") from None
     source.check_tied_head()
     contents = Contents(
         name=source.name,
@@ -63,16 +64,16 @@ def write_artifact(
 
 def _check_out(source: OpenedModel, out: Path) -> None:
     if not out.parent.is_dir():
-        raise ModelFileError(out, None, f"there is no directory {out.parent}")
+        raise OutputError(out, f"cannot write: there is no directory {out.parent}")
     if out.is_dir():
-        raise ModelFileError(out, None, "is a directory")
+        raise OutputError(out, "cannot write: is a directory")
     if not out.exists():
         return
     files = {source.path, *(tensor.path for tensor in source.tensors)}
     if source.path.is_dir():
         files |= {source.path / name for name in _SOURCE_NAMES}
     if any(file.exists() and out.samefile(file) for file in files):
-        raise ModelFileError(out, None, "is a file of the model being converted")
+        raise OptionError("--out", f"{out} is a file of the model being converted")
 
 
 def _planned_object(layout: ObjectLayout) -> PlannedTensor:
