@@ -47,14 +47,14 @@ class StreamResult:
 
 
 @contextlib.asynccontextmanager
-async def served(model: str | None) -> AsyncIterator[tuple[str, int, float]]:
-    """(url, process id, seconds from start to ready)."""
-    command = [sys.executable, "-m", "ninfer", "serve"]
-    command += [model] if model else []
+async def served(*arguments: str) -> AsyncIterator[tuple[str, int, float]]:
+    """(url, process id, seconds from start to ready) of `python ARGUMENTS --port 0`, a server that
+    says where it serves."""
     started = time.perf_counter()
     process = await asyncio.create_subprocess_exec(
-        *command, "--port", "0", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
+        sys.executable, *arguments, "--port", "0",
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
     if process.stdout is None:
         raise RuntimeError("the server's output is not a pipe")
     try:
@@ -67,14 +67,16 @@ async def served(model: str | None) -> AsyncIterator[tuple[str, int, float]]:
             await process.wait()
 
 
-async def stream_once(session: aiohttp.ClientSession, url: str, seed: int) -> tuple[float, int]:
+async def stream_once(
+    session: aiohttp.ClientSession, url: str, seed: int, num_tokens: int = OUTPUT_TOKENS
+) -> tuple[float, int]:
     """(seconds to the first token, completion tokens)."""
     body = {
         "messages": [{"role": "user", "content": STORY}],
         "stream": True,
         "stream_options": {"include_usage": True},
         "ignore_eos": True,
-        "max_tokens": OUTPUT_TOKENS,
+        "max_tokens": num_tokens,
         "seed": seed,
     }
     started, first_s, tokens = time.perf_counter(), 0.0, 0
@@ -128,7 +130,8 @@ def peak_mib(process_id: int) -> float:
 
 
 async def measure(model: str | None) -> dict[str, Any]:
-    async with served(model) as (url, process_id, ready_s), aiohttp.ClientSession() as session:
+    command = ["-m", "ninfer", "serve", *([model] if model else [])]
+    async with served(*command) as (url, process_id, ready_s), aiohttp.ClientSession() as session:
         streams = [await measure_streams(session, url, count) for count in STREAM_COUNTS]
         prefill = await measure_prefill(session, url, 1024)
         return {
