@@ -32,6 +32,12 @@ __device__ __forceinline__ uint2 load_shared_8(u32 address) {
   return v;
 }
 
+__device__ __forceinline__ u32 load_shared_4(u32 address) {
+  u32 v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
+  return v;
+}
+
 __device__ __forceinline__ float load_shared_float(u32 address) {
   float v;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address));
@@ -54,6 +60,11 @@ __device__ __forceinline__ void copy_shared_16(u32 address, const void* from, bo
 // Waits for this thread's copy_shared_16 copies.
 __device__ __forceinline__ void copy_shared_wait() {
   asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+// Calls the 128 bytes round an address into the L2; nobody waits for it.
+__device__ __forceinline__ void prefetch_line(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
 // Words that other blocks of the grid write or read meanwhile; each word arrives whole.
