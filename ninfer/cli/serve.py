@@ -40,7 +40,7 @@ def run(invocation: Invocation, console: Console) -> ExitCode:
     gateway = Gateway(options, _provisional_card(source, options, engine_options))
     has_drained = asyncio.run(_serve(gateway, source, engine_options, sampling, console))
     if not has_drained:
-        console.report("stopped before every request had ended")
+        console.error("stopped before every request had ended")
         return ExitCode.UNAVAILABLE
     return ExitCode.OK
 

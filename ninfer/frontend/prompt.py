@@ -59,6 +59,9 @@ class PromptBuilder:
         """Raises RequestError: invalid_value, context_length_exceeded."""
         if not token_ids:
             raise RequestError("invalid_value", "at least one token id is needed", param)
+        # Before the ids are looked at: millions of them would hold up the event loop.
+        if self._max_context is not None and len(token_ids) > self._max_context:
+            raise context_length_error(len(token_ids), self._max_context, param)
         for token_id in (min(token_ids), max(token_ids)):
             if not 0 <= token_id < self._vocab_size:
                 raise RequestError(
@@ -66,8 +69,6 @@ class PromptBuilder:
                     f"token id {token_id} is outside 0 to {self._vocab_size - 1}",
                     param,
                 )
-        if self._max_context is not None and len(token_ids) > self._max_context:
-            raise context_length_error(len(token_ids), self._max_context, param)
         return self._prepare(token_ids, param)
 
     def _render(self, chat: ChatPrompt) -> GuardedText:

@@ -225,6 +225,8 @@ def _ids(fields: Fields, num_prompts: int, is_batch: bool) -> tuple[str | None, 
 def _top_logprobs(fields: Fields) -> int | None:
     wanted = fields.flag("return_logprob")
     count = fields.integer("top_logprobs_num", 0, MAX_TOP_LOGPROBS) or 0
+    if count and not wanted:
+        raise invalid_value(fields.path_of("top_logprobs_num"), "needs return_logprob to be true")
     start = fields.integer("logprob_start_len", -1)
     if wanted and start is not None and start >= 0:
         raise unsupported_value(

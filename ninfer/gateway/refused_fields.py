@@ -58,8 +58,7 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
 def refuse_unsupported(fields: Fields) -> None:
     """Raises RequestError `unsupported_parameter` naming the field."""
     for name in _CONSTRAINTS:
-        if fields.get(name) not in (None, "", False):
-            raise unsupported_parameter(fields.path_of(name), "structured output is not available")
+        refuse(fields, name, ("", False), "structured output is not available")
     for name, neutral in _NEUTRAL.items():
         refuse(fields, name, neutral, "the answer would not honour it")
 

@@ -265,6 +265,7 @@ async def test_fields_that_ask_for_nothing_are_no_error(rig: Rig) -> None:
             "unsupported_value",
             "logprob_start_len",
         ),
+        ({"text": "a", "top_logprobs_num": 2}, "invalid_value", "top_logprobs_num"),
         ({"text": "a", "rid": 5}, "invalid_type", "rid"),
         ({"text": ["a"], "rid": ["x", "y"]}, "invalid_value", "rid"),
     ],
