@@ -8,13 +8,14 @@ ModelSource        an opened checkpoint or artifact that can produce objects
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
 from ninfer.contract.arrays import Float32Array
+from ninfer.contract.weights import EncodedBand, WeightBand
 
 
 class MixerKind(Enum):
@@ -167,7 +168,7 @@ class FrontendResources:
     tokenizer_config: Mapping[str, Any] = field(default_factory=dict)
     chat_template: str | None = None
     generation_config: Mapping[str, Any] = field(default_factory=dict)
-    folder: Path = Path()
+    folder: Path = field(default=Path(), compare=False)
     template_file: str = "chat_template.jinja"
 
 
@@ -213,12 +214,22 @@ class ModelSource(Protocol):
     @property
     def tensors(self) -> tuple[StoredTensor, ...]: ...
 
+    @property
+    def bands(self) -> Mapping[str, tuple[WeightBand, ...]]:
+        """How the rows of every object are stored, by its name."""
+
     def read_float32(self, component: str = "text") -> Iterator[tuple[ModelObject, Float32Array]]:
         """Materialise one component, object by object.
 
-        A tied `lm_head` is not yielded. Raises ModelFileError for checksums and non-finite
-        weights.
+        A tied `lm_head` is not yielded. Raises ModelFileError for checksums, non-finite weights
+        and bad scales.
         """
+
+    def read_bands(
+        self, encoded: Collection[str], component: str = "text"
+    ) -> Iterator[tuple[ModelObject, tuple[EncodedBand, ...]]]:
+        """As read_float32, but the objects in `encoded` as they are stored; others are one band of
+        numbers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from ninfer.artifact.safetensors_file import SafetensorsFile, TensorEntry
 from ninfer.artifact.small_file import read_bytes
 from ninfer.contract.errors import ModelFileError
 from ninfer.contract.model import LogicalParameter, ModelConfig, ModelObject
+from ninfer.contract.printable import printable
 from ninfer.convert.hf_names import (
     HEAD_NAME,
     IGNORED_SUFFIXES,
@@ -81,13 +82,15 @@ def open_hf_directory(folder: Path) -> OpenedModel:
 
 
 def _name_of(folder: Path) -> str:
-    """The directory's own name, also when it is given as `.`; bytes that are no text replaced."""
+    """The directory's own name, also when it is given as `.`; fit to be shown."""
     name = os.path.basename(os.path.abspath(folder)) or "model"
-    return name.encode("utf-8", "replace").decode("utf-8")
+    return printable(name.encode("utf-8", "replace").decode("utf-8"))
 
 
 def _read_resource_files(folder: Path) -> dict[str, bytes]:
-    return {name: read_bytes(folder / name) for name in RESOURCE_FILES if (folder / name).exists()}
+    # A link that leads nowhere is a damaged model, not one without the file.
+    names = [name for name in RESOURCE_FILES if os.path.lexists(folder / name)]
+    return {name: read_bytes(folder / name) for name in names}
 
 
 def _refuse_quantised(checkpoint: Checkpoint, folder: Path) -> None:

@@ -36,7 +36,7 @@ def checked_eos_ids(
     ids, path = defaults.eos_token_ids, folder / GENERATION_CONFIG_FILE
     if ids is None:
         ids, path = config.eos_token_ids, folder / CONFIG_FILE
-    usable = tuple(token_id for token_id in ids if token_id < config.vocab_size)
+    usable = tuple(token_id for token_id in dict.fromkeys(ids) if token_id < config.vocab_size)
     if ids and not usable:
         message = f"{ids[0]} is outside 0 to {config.vocab_size - 1}"
         raise ModelFileError(path, "eos_token_id", message)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from ninfer.contract.errors import context_length_error
+from ninfer.contract.errors import RequestError, context_length_error
 from ninfer.frontend.control_text import GuardedText
-from ninfer.frontend.tokenizer import TextTokenizer
+from ninfer.frontend.tokenizer import TextTokenizer, UnsplittableText
 
 _LEAST_HEAD: Final = 65_536
 _HEAD_PER_TOKEN: Final = 8
@@ -27,8 +27,19 @@ def encode_within(
 ) -> list[int]:
     """Token ids of `text`; marks broken up by its guard stay plain characters.
 
-    Raises RequestError (`context_length_exceeded`, naming `param`) for more than `max_tokens`.
+    Raises RequestError naming `param`: context_length_exceeded for more than `max_tokens`,
+    invalid_prompt for a text that the tokenizer gives up on.
     """
+    try:
+        return _encode_within(text, tokenizer, max_tokens, param)
+    except UnsplittableText as error:
+        message = f"the model's tokenizer gives up on this text ({error})"
+        raise RequestError("invalid_prompt", message, param) from None
+
+
+def _encode_within(
+    text: GuardedText, tokenizer: TextTokenizer, max_tokens: int | None, param: str
+) -> list[int]:
     encode = _encoder(text, tokenizer)
     if max_tokens is not None and tokenizer.keeps_text and len(text.text) > max_tokens:
         num_tokens = tokenizer.least_tokens(text.plain)

@@ -28,6 +28,8 @@ from ninfer.frontend.template_bounds import (
 )
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
+MAX_SOURCE_CHARACTERS: Final = 2**18
+"""Ten times the longest template seen; compiling takes seconds beyond."""
 MAX_JSON_INDENT: Final = 32
 _RENDER_ERRORS: Final = (
     jinja2.TemplateError,
@@ -59,6 +61,8 @@ class ChatTemplate:
         self._variables = dict(variables or {})
         self.source = source
         self.path = path
+        if len(source) > MAX_SOURCE_CHARACTERS:
+            raise self._error(f"{len(source)} characters, more than {MAX_SOURCE_CHARACTERS}")
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
@@ -87,12 +91,15 @@ class ChatTemplate:
     ) -> str | None:
         """The text of a few short messages, or None when the template refuses them.
 
-        Raises ModelFileError when even they take more than any template may use.
+        Raises ModelFileError when even they take more than any template may use, or the template
+        calls itself without end.
         """
         try:
             return self._render(messages, (), {}, add_generation_prompt)
         except TemplateLimit as error:
             raise self._error(f"unusable: {error} for a short conversation") from None
+        except RecursionError:
+            raise self._error("unusable: a macro calls itself without end") from None
         except _RENDER_ERRORS:
             return None
 

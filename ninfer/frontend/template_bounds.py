@@ -20,7 +20,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from types import BuiltinMethodType
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import jinja2
 from jinja2 import nodes
@@ -188,6 +188,18 @@ class _QuietNamespace(Namespace):
 class _Hooks(NodeTransformer):
     """Puts the counting filters into a parsed template."""
 
+    def visit_Include(self, node: nodes.Include) -> nodes.Node:
+        return _refused(node)
+
+    def visit_Import(self, node: nodes.Import) -> nodes.Node:
+        return _refused(node)
+
+    def visit_FromImport(self, node: nodes.FromImport) -> nodes.Node:
+        return _refused(node)
+
+    def visit_Extends(self, node: nodes.Extends) -> nodes.Node:
+        return _refused(node)
+
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
         node.iter = _filtered(node.iter, _LOOP)
@@ -224,7 +236,11 @@ class _Hooks(NodeTransformer):
         return node if is_plain else _filtered(node, _LITERAL)
 
 
-def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
+def _refused(node: nodes.Node) -> NoReturn:
+    raise jinja2.TemplateSyntaxError("a template cannot use other files", node.lineno)
+
+
+def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 

@@ -8,12 +8,13 @@ EOS. Immutable and safe to use from several threads.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
 from tokenizers import Encoding, Tokenizer
+from tokenizers.models import BPE
 from tokenizers.normalizers import NFC, NFD, NFKC, NFKD
 
 from ninfer.contract.errors import InvariantError, ModelFileError
@@ -30,6 +31,10 @@ _DROPPING: Final = re.compile(
     "Removed|Whitespace|BertPreTokenizer|CharDelimiterSplit|Metaspace|UnicodeScripts"
 )
 """Pre-tokenizers (and a behaviour of theirs) that leave out characters or add their own."""
+
+
+class UnsplittableText(Exception):
+    """The library gives up on a text: its expressions backtrack too often, for example."""
 
 
 def replace_surrogates(text: str) -> str:
@@ -78,7 +83,10 @@ class TextTokenizer:
         return None
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`; added tokens in it are parsed. No surrogates in `text`."""
+        """Token ids of `text`; added tokens in it are parsed. No surrogates in `text`.
+
+        Raises UnsplittableText.
+        """
         return _encode(self._tokenizer, [text])[0]
 
     def encode_guarded(self, text: str, guard: str) -> list[int]:
@@ -87,10 +95,9 @@ class TextTokenizer:
         guard   one character that stands for nothing else in `text`
 
         Stretches between real control marks that contain the guard are encoded without knowledge
-        of added tokens; all others exactly as `encode` does.
+        of added tokens; all others exactly as `encode` does. Raises UnsplittableText.
         """
-        # The batch call, unlike `encode`, lets other Python threads run meanwhile.
-        encoding = self._tokenizer.encode_batch([text], add_special_tokens=False)[0]
+        encoding = _encodings(self._tokenizer.encode_batch, [text])[0]
         stretches = list(self._stretches(encoding, len(text)))
         guarded = [text[start:stop] for _, start, stop in stretches if guard in text[start:stop]]
         plain = iter(_encode(self._plain, [part.replace(guard, "") for part in guarded]))
@@ -164,9 +171,23 @@ class TextTokenizer:
 
 
 def _encode(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
-    # The batch call, unlike `encode`, lets other Python threads run meanwhile.
-    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    return [encoding.ids for encoding in encodings]
+    return [encoding.ids for encoding in _encodings(tokenizer.encode_batch_fast, texts)]
+
+
+def _encodings(encode_batch: Callable[..., list[Encoding]], texts: list[str]) -> list[Encoding]:
+    """Batch calls, unlike `encode`, let other Python threads run meanwhile."""
+    try:
+        return encode_batch(texts, add_special_tokens=False)
+    except BaseException as error:
+        if not _is_panic(error):
+            raise
+        raise UnsplittableText(str(error)) from None
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Whether it stands for a panic of the library's own language; its class cannot be imported,
+    and it is no Exception."""
+    return type(error).__name__ == "PanicException"
 
 
 def _is_control_text(text: str) -> bool:
@@ -179,7 +200,10 @@ def _load(tokenizer_json: bytes, path: Path) -> Tokenizer:
         tokenizer = Tokenizer.from_str(tokenizer_json.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise ModelFileError(path, None, f"not UTF-8: {error}") from None
-    except Exception as error:  # noqa: BLE001 - the library raises bare Exception for bad files
+    except BaseException as error:
+        # The library raises bare Exception for bad files, and panics on some.
+        if not isinstance(error, Exception) and not _is_panic(error):
+            raise
         raise ModelFileError(path, None, str(error)) from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -187,15 +211,21 @@ def _load(tokenizer_json: bytes, path: Path) -> Tokenizer:
 
 
 def _check_byte_level(tokenizer: Tokenizer, path: Path) -> None:
+    problem = "only byte-level BPE tokenizers are supported"
+    if not isinstance(tokenizer.model, BPE):
+        raise ModelFileError(path, "model.type", problem)
     description = f"{tokenizer.decoder!r} {tokenizer.pre_tokenizer!r}"
     if "ByteLevel" not in description:
-        raise ModelFileError(path, "decoder", "only byte-level BPE tokenizers are supported")
+        raise ModelFileError(path, "decoder", problem)
 
 
 def _check_ids(tokenizer: Tokenizer, vocab_size: int, path: Path) -> None:
     vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
     if not vocabulary:
         raise ModelFileError(path, "model.vocab", "the vocabulary is empty")
+    for character in map(chr, range(0x21, 0x7F)):
+        if character not in vocabulary:
+            raise ModelFileError(path, "model.vocab", f"{character!r} has no token of its own")
     text, token_id = max(vocabulary.items(), key=lambda item: item[1])
     if token_id >= vocab_size:
         raise ModelFileError(

@@ -26,6 +26,7 @@ from ninfer.contract.model import (
 )
 from ninfer.models.rope_config import RopeDefaults, extended_max_position, parse_rope
 
+WRAPPER_SUFFIX: Final = "ForConditionalGeneration"
 MAX_LAYERS: Final = 4096
 MAX_EXPERTS: Final = 65_536
 MAX_WIDTH: Final = 2**24
@@ -75,7 +76,7 @@ def parse_config(raw: Mapping[str, Any], path: Path) -> ModelConfig:
     top = Fields(path, raw)
     architecture = _architecture(top)
     family = FAMILIES[architecture]
-    text = top.child("text_config") if top.has("text_config") else top
+    text = _text_fields(top, architecture)
     _refuse_unsupported(top, text, family)
     layers = _layers(text, family)
     max_position = text.integer("max_position_embeddings", 1, default=32_768)
@@ -97,6 +98,14 @@ def parse_config(raw: Mapping[str, Any], path: Path) -> ModelConfig:
         num_mtp_layers=_num_mtp_layers(text, family),
         eos_token_ids=_eos_token_ids(top, text, vocab_size),
     )
+
+
+def _text_fields(top: Fields, architecture: str) -> Fields:
+    if top.has("text_config"):
+        return top.child("text_config")
+    if architecture.endswith(WRAPPER_SUFFIX) and not top.has("num_hidden_layers"):
+        raise top.error("text_config", "missing")
+    return top
 
 
 def _architecture(top: Fields) -> str:
