@@ -118,8 +118,8 @@ async def test_memory_does_not_grow() -> None:
             figures.append((executor.driver.memory_info()[0], resident_bytes()))
     (free_before, resident_before), (free_after, resident_after) = figures[4], figures[-1]
     print(
-        f"after {STEPS * 5} and {MANY_STEPS} steps: {free_before:,} and {free_after:,} bytes free on"
-        f" the device, {resident_before:,} and {resident_after:,} bytes resident on the host"
+        f"after {STEPS * 5} and {MANY_STEPS} steps: device free {free_before:,} and {free_after:,}"
+        f" bytes, host resident {resident_before:,} and {resident_after:,} bytes"
     )
     assert free_after == free_before
     assert resident_after - resident_before < 1 << 20
