@@ -1,6 +1,7 @@
 """Numeric formats of stored weights: code width, finiteness and exact widening to float32.
 
-Names are those of safetensors headers. All codes are little endian.
+Names are those of safetensors headers. All codes are little endian. F8_E4M3 is the finite-only
+variant: 0x7f and 0xff are NaN, nothing is infinite.
 """
 
 from __future__ import annotations
@@ -70,3 +71,23 @@ FLOAT_FORMATS: Final = MappingProxyType(
     }
 )
 """The formats weights may have."""
+
+_SEVEN_BITS: Final = np.uint64(0x7F7F_7F7F_7F7F_7F7F)
+_ONES: Final = np.uint64(0x0101_0101_0101_0101)
+
+
+def has_e4m3_nan(raw: memoryview) -> bool:
+    """Whether a code of `raw` is NaN."""
+    return any(
+        _has_all_ones(raw[start : start + CHUNK_ELEMENTS])
+        for start in range(0, len(raw), CHUNK_ELEMENTS)
+    )
+
+
+def _has_all_ones(raw: memoryview) -> bool:
+    """Whether the low seven bits of a byte are all set: then adding one carries into the eighth."""
+    whole = len(raw) // 8 * 8
+    words = np.frombuffer(raw[:whole], "<u8") & _SEVEN_BITS
+    if bool(((words + _ONES) & ~_SEVEN_BITS).any()):
+        return True
+    return any(code & 0x7F == 0x7F for code in raw[whole:])

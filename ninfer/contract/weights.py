@@ -10,6 +10,7 @@ Blocks of a band start at its own first row. e4m3 is the finite-only variant (0x
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
@@ -64,6 +65,22 @@ class EncodedBand:
             None if self.scales is None else self.scales[index],
             None if self.row_factors is None else self.row_factors[index],
         )
+
+
+def stack_bands(bands: Sequence[EncodedBand]) -> EncodedBand:
+    """The bands of experts, of one encoding and shape, as one band."""
+    first = bands[0]
+    return EncodedBand(
+        first.encoding,
+        np.stack([band.codes for band in bands]),
+        _stack([band.scales for band in bands]),
+        _stack([band.row_factors for band in bands]),
+    )
+
+
+def _stack(arrays: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
+    present = [array for array in arrays if array is not None]
+    return np.stack(present) if present else None
 
 
 def band_shapes(encoding: WeightEncoding, rows: int, columns: int) -> dict[str, tuple[int, ...]]:

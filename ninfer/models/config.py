@@ -120,7 +120,6 @@ def _architecture(top: Fields) -> str:
 
 def _refuse_unsupported(top: Fields, text: Fields, family: Family) -> None:
     for fields in (text, top):
-        _refuse_quantisation(fields)
         _check_dtype(fields)
     for key in ("attention_bias", "use_sliding_window", "mtp_use_dedicated_embeddings"):
         if text.flag(key, False):
@@ -131,16 +130,6 @@ def _refuse_unsupported(top: Fields, text: Fields, family: Family) -> None:
     if family.is_hybrid:
         _require(text, "output_gate_type", ("silu", "swish"), "silu")
         _require(text, "mamba_ssm_dtype", ("float32",), "float32")
-
-
-def _refuse_quantisation(fields: Fields) -> None:
-    for key in ("quantization_config", "compression_config"):
-        if fields.has(key):
-            method = fields.child(key).text("quant_method", default="unknown")
-            raise fields.error(
-                f"{key}.quant_method",
-                f"{method!r} checkpoints are not supported yet (BF16, F16 and F32 weights are)",
-            )
 
 
 def _check_dtype(fields: Fields) -> None:

@@ -1,0 +1,95 @@
+"""Which modules the lists of a quantisation configuration mean.
+
+A pattern names modules exactly, unless it is a regular expression or a wildcard:
+
+    EXACT      compressed-tensors: `re:` and a regular expression that matches from the start of
+               the name, or the name itself; `Linear` is every linear layer
+    ANYWHERE   transformers' fp8: a module, all below it, or all whose name ends with it
+    WILDCARD   ModelOpt: shell wildcards, or a module and all below it
+
+Checkpoints of wrapped models call the same module `model.language_model.X`,
+`language_model.model.X` or `model.X`; a pattern may use any of the three.
+
+Source: compressed_tensors/utils/match.py, transformers/quantizers/quantizers_utils.py and
+vllm/model_executor/layers/quantization/modelopt.py as published.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
+
+EVERY_LINEAR: Final = "Linear"
+_REGEX_PREFIX: Final = "re:"
+_WRAPPER: Final = "language_model."
+
+
+class PatternStyle(Enum):
+    EXACT = auto()
+    ANYWHERE = auto()
+    WILDCARD = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class ModulePatterns:
+    """Compiled patterns. `names` are looked up, `expressions` are tried one by one."""
+
+    style: PatternStyle
+    names: frozenset[str]
+    expressions: tuple[re.Pattern[str], ...]
+
+    @classmethod
+    def compiled(cls, style: PatternStyle, patterns: Iterable[str]) -> ModulePatterns:
+        """Raises ValueError, naming the pattern, for a bad regular expression."""
+        names: list[str] = []
+        expressions: list[re.Pattern[str]] = []
+        for pattern in patterns:
+            expression = _expression(style, pattern)
+            if expression is None:
+                names.append(pattern)
+                continue
+            try:
+                expressions.append(re.compile(expression))
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        return cls(style, frozenset(names), tuple(expressions))
+
+    def match(self, module: str) -> bool:
+        """Whether `module` (a tensor's name without `.weight`) is meant."""
+        if self.style is PatternStyle.EXACT and EVERY_LINEAR in self.names:
+            return True
+        return any(self._match_spelling(name) for name in _spellings(module))
+
+    def _match_spelling(self, module: str) -> bool:
+        if any(name in self.names for name in self._looked_up(module)):
+            return True
+        return any(expression.match(module) for expression in self.expressions)
+
+    def _looked_up(self, module: str) -> Iterator[str]:
+        yield module
+        if self.style is PatternStyle.EXACT or not self.names:
+            return
+        pieces = module.split(".")
+        for count in range(1, len(pieces)):
+            yield ".".join(pieces[:count])
+            if self.style is PatternStyle.ANYWHERE:
+                yield ".".join(pieces[count:])
+
+
+def _expression(style: PatternStyle, pattern: str) -> str | None:
+    """What to compile, None for a plain name."""
+    if style is PatternStyle.EXACT and pattern.startswith(_REGEX_PREFIX):
+        return pattern.removeprefix(_REGEX_PREFIX)
+    if style is PatternStyle.WILDCARD and any(sign in pattern for sign in "*?["):
+        return fnmatch.translate(pattern)
+    return None
+
+
+def _spellings(module: str) -> tuple[str, ...]:
+    plain = module.replace(_WRAPPER, "", 1)
+    wrapped = plain.replace("model.", f"model.{_WRAPPER}", 1)
+    return tuple(dict.fromkeys((module, plain, wrapped, _WRAPPER + plain)))
