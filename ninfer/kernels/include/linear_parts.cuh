@@ -77,6 +77,8 @@ __device__ __forceinline__ Part<Format> load_part(u32 from, u32 slab) {
   }
   if constexpr (Format::kScalesUnit) {
     loaded.slab = load_shared_8(slab);
+  } else if constexpr (Format::kPartSlab > 0 && Part<Format>::kHalves == 2) {
+    loaded.slab = load_shared_8(slab);
   } else if constexpr (Format::kPartSlab > 0) {
     loaded.slab.x = load_shared_4(slab);
   }
@@ -94,12 +96,12 @@ __device__ __forceinline__ void multiply(Accumulators<kTiles>& sum, int row_tile
 
 // kVectors neighbouring 16-byte vectors of x a column tile, as 4 * kVectors operand words.
 template <int kVectors, int kTiles>
-__device__ __forceinline__ void load_columns(const u32 (&columns)[kTiles], u32 (&b)[4 * kVectors][kTiles]) {
+__device__ __forceinline__ void load_columns(const u32 (&columns)[kTiles], u32 offset, u32 (&b)[4 * kVectors][kTiles]) {
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      const uint4 x = load_shared_16(columns[tile] + i * 16);
+      const uint4 x = load_shared_16(columns[tile] + offset + i * 16);
       b[4 * i][tile] = x.x, b[4 * i + 1][tile] = x.y, b[4 * i + 2][tile] = x.z, b[4 * i + 3][tile] = x.w;
     }
   }
@@ -110,7 +112,7 @@ template <int kTiles>
 __device__ __forceinline__ void multiply_part(Accumulators<kTiles>& sum, const Part<Bf16>& part,
                                               const u32 (&columns)[kTiles]) {
   u32 b[4][kTiles];
-  load_columns<1>(columns, b);
+  load_columns<1>(columns, 0, b);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -138,23 +140,29 @@ __device__ __forceinline__ void multiply_e4m3(Accumulators<kTiles>& sum, int row
 template <int kTiles>
 __device__ __forceinline__ void multiply_part(Accumulators<kTiles>& sum, const Part<E4m3Row>& part,
                                               const u32 (&columns)[kTiles]) {
-  u32 b[4][kTiles];
-  load_columns<1>(columns, b);
 #pragma unroll
-  for (int row_tile = 0; row_tile < 2; ++row_tile) multiply_e4m3(sum, row_tile, part.weights[0][row_tile], b);
+  for (int half = 0; half < Part<E4m3Row>::kHalves; ++half) {
+    u32 b[4][kTiles];
+    load_columns<1>(columns, half * E4m3Row::kPartColumns, b);
+#pragma unroll
+    for (int row_tile = 0; row_tile < 2; ++row_tile) multiply_e4m3(sum, row_tile, part.weights[half][row_tile], b);
+  }
 }
 
 // One scale for rows g of the tiles and one for rows g + 8, applied to the sums of the part.
 template <int kTiles>
 __device__ __forceinline__ void multiply_part(Accumulators<kTiles>& sum, const Part<E4m3Block>& part,
                                               const u32 (&columns)[kTiles]) {
-  u32 b[4][kTiles];
-  load_columns<1>(columns, b);
+  constexpr int kHalves = Part<E4m3Block>::kHalves;
+  u32 b[kHalves][4][kTiles];
+#pragma unroll
+  for (int half = 0; half < kHalves; ++half) load_columns<1>(columns, half * E4m3Block::kPartColumns, b[half]);
 #pragma unroll
   for (int row_tile = 0; row_tile < 2; ++row_tile) {
     Accumulators<kTiles> unscaled;
     unscaled.clear();
-    multiply_e4m3(unscaled, 0, part.weights[0][row_tile], b);
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) multiply_e4m3(unscaled, 0, part.weights[half][row_tile], b[half]);
 #pragma unroll
     for (int i = 0; i < kTiles * 4; ++i) {
       const float scale = __uint_as_float(i % 4 < 2 ? part.slab.x : part.slab.y);
@@ -168,21 +176,25 @@ __device__ __forceinline__ void multiply_part(Accumulators<kTiles>& sum, const P
 template <int kTiles>
 __device__ __forceinline__ void multiply_part(Accumulators<kTiles>& sum, const Part<E2m1>& part,
                                               const u32 (&columns)[kTiles]) {
-  u32 b[8][kTiles];
-  load_columns<2>(columns, b);
 #pragma unroll
-  for (int row_tile = 0; row_tile < 2; ++row_tile) {
-    const u32 pair = row_tile == 0 ? e4m3_first_pair(part.slab.x) : e4m3_second_pair(part.slab.x);
-    const u32 scale = mul_bf16x2(mul_bf16x2(pair, kTwoTo120), kTwoTo118);
-    const u32 low = __byte_perm(scale, scale, 0x1010), high = __byte_perm(scale, scale, 0x3232);
-    const uint4 w = part.weights[0][row_tile];
-    const u32 words[4] = {w.x, w.y, w.z, w.w};
+  for (int half = 0; half < Part<E2m1>::kHalves; ++half) {
+    u32 b[8][kTiles];
+    load_columns<2>(columns, half * E2m1::kPartColumns, b);
+    const u32 scales = half == 0 ? part.slab.x : part.slab.y;
 #pragma unroll
-    for (int m = 0; m < 4; ++m) {
-      const uint4 pairs = e2m1_pairs(words[m]);
-      const uint4 a = make_uint4(mul_bf16x2(pairs.x, low), mul_bf16x2(pairs.y, high),
-                                 mul_bf16x2(pairs.z, low), mul_bf16x2(pairs.w, high));
-      multiply(sum, row_tile, a, b[2 * m], b[2 * m + 1]);
+    for (int row_tile = 0; row_tile < 2; ++row_tile) {
+      const u32 pair = row_tile == 0 ? e4m3_first_pair(scales) : e4m3_second_pair(scales);
+      const u32 scale = mul_bf16x2(mul_bf16x2(pair, kTwoTo120), kTwoTo118);
+      const u32 low = __byte_perm(scale, scale, 0x1010), high = __byte_perm(scale, scale, 0x3232);
+      const uint4 w = part.weights[half][row_tile];
+      const u32 words[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+      for (int m = 0; m < 4; ++m) {
+        const uint4 pairs = e2m1_pairs(words[m]);
+        const uint4 a = make_uint4(mul_bf16x2(pairs.x, low), mul_bf16x2(pairs.y, high),
+                                   mul_bf16x2(pairs.z, low), mul_bf16x2(pairs.w, high));
+        multiply(sum, row_tile, a, b[2 * m], b[2 * m + 1]);
+      }
     }
   }
 }
