@@ -72,11 +72,10 @@ def parse_chat_request(fields: Fields, vocab_size: int) -> ChatRequest:
 def _chat_prompt(fields: Fields, conversation: Conversation) -> ChatPrompt:
     is_continued = fields.flag("continue_final_message") or conversation.is_prefill
     add_prompt = fields.boolean("add_generation_prompt")
-    path = fields.path_of("continue_final_message")
     if is_continued and add_prompt:
-        raise invalid_value(path, "excludes add_generation_prompt")
+        raise invalid_value(_continuing_path(fields), "excludes add_generation_prompt")
     if is_continued and conversation.messages[-1].role != "assistant":
-        raise invalid_value(path, "needs an assistant message at the end")
+        raise invalid_value(_continuing_path(fields), "needs an assistant message at the end")
     return ChatPrompt(
         messages=conversation.messages,
         tools=parse_tools(fields),
@@ -84,6 +83,14 @@ def _chat_prompt(fields: Fields, conversation: Conversation) -> ChatPrompt:
         add_generation_prompt=not is_continued and add_prompt is not False,
         continue_final_message=is_continued,
     )
+
+
+def _continuing_path(fields: Fields) -> str:
+    """The field that asks for the last message to be continued."""
+    if fields.flag("continue_final_message"):
+        return fields.path_of("continue_final_message")
+    *_, last = fields.children("messages")
+    return last.path_of("prefix" if last.get("prefix") is True else "partial")
 
 
 def _template_kwargs(fields: Fields) -> dict[str, Any]:
