@@ -17,7 +17,7 @@ import json
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import aiohttp
 import cupy
@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--kernels")
     parser.add_argument("--folder", type=Path)
     arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         model, record = Path(folder) / arguments.synthetic, Path(folder) / "record.json"
         size = write_model(model, arguments.synthetic)
@@ -50,7 +51,8 @@ def main() -> None:
         options += ["--max-concurrency", str(max(_CLIENTS)), "--max-context", "4096"]
         if arguments.kernels is not None:
             options += ["--kernels", arguments.kernels]
-        figures = asyncio.run(_measure(record, str(model), options))
+        with (arguments.out / "host_gap_server.log").open("wb") as log:
+            figures = asyncio.run(_measure(record, str(model), options, log))
         figures["steps"] = json.loads(record.read_text())
     figures |= {"weights_bytes": size, "file_read_s": file_read_s}
     _print(figures)
@@ -66,10 +68,10 @@ def main() -> None:
     )
 
 
-async def _measure(record: Path, model: str, options: list[str]) -> dict[str, Any]:
+async def _measure(record: Path, model: str, options: list[str], log: BinaryIO) -> dict[str, Any]:
     command = ["-m", "bench.common.watched_server", str(record), model, *options]
     async with (
-        served(*command) as (url, process_id, ready_s),
+        served(*command, log=log) as (url, process_id, ready_s),
         aiohttp.ClientSession() as session,
     ):
         rates = {}

@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import aiohttp
 import numpy as np
@@ -47,19 +47,23 @@ class StreamResult:
 
 
 @contextlib.asynccontextmanager
-async def served(*arguments: str) -> AsyncIterator[tuple[str, int, float]]:
+async def served(
+    *arguments: str, log: int | BinaryIO = subprocess.DEVNULL
+) -> AsyncIterator[tuple[str, int, float]]:
     """(url, process id, seconds from start to ready) of `python ARGUMENTS --port 0`, a server that
-    says where it serves."""
+    says where it serves; its stderr goes to `log`."""
     started = time.perf_counter()
     process = await asyncio.create_subprocess_exec(
         sys.executable, *arguments, "--port", "0",
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=log,
     )  # fmt: skip
     if process.stdout is None:
         raise RuntimeError("the server's output is not a pipe")
     try:
         async with asyncio.timeout(120):
             line = (await process.stdout.readline()).decode()
+        if not line:
+            raise RuntimeError("the server ended before it was ready")
         yield line.split()[-1], process.pid, time.perf_counter() - started
     finally:
         if process.returncode is None:
