@@ -41,7 +41,7 @@ def _encode_within(
     text: GuardedText, tokenizer: TextTokenizer, max_tokens: int | None, param: str
 ) -> list[int]:
     encode = _encoder(text, tokenizer)
-    if max_tokens is not None and tokenizer.keeps_text and len(text.text) > max_tokens:
+    if max_tokens is not None and _is_long(text, max_tokens) and tokenizer.keeps_text:
         num_tokens = tokenizer.least_tokens(text.plain)
         if num_tokens <= max_tokens:
             num_tokens = _tokens_of_heads(text.text, encode, max_tokens)
@@ -51,6 +51,11 @@ def _encode_within(
     if max_tokens is not None and len(token_ids) > max_tokens:
         raise context_length_error(len(token_ids), max_tokens, param)
     return token_ids
+
+
+def _is_long(text: GuardedText, max_tokens: int) -> bool:
+    """Short texts are quickly tokenised, and their refusal then tells how many tokens they have."""
+    return len(text.text) > max(max_tokens, _LEAST_HEAD)
 
 
 def _encoder(text: GuardedText, tokenizer: TextTokenizer) -> Callable[[str], list[int]]:
