@@ -115,11 +115,12 @@ class ModelProgram:
         if sequence.provisional_slot is None and self._states.num_free == 0:
             return False
         lane, num_pages = handle.lane, self.pages_needed(sequence.frontier + num_tokens)
-        num_before = self._pages.extents(lane).reserved
+        num_before = self._pages.num_reserved(lane)
         added = self._pages.reserve(lane, num_pages)
         if added is None:
             return False
-        sequence.page_table[num_before : num_before + len(added)] = added
+        if added:
+            sequence.page_table[num_before : num_before + len(added)] = added
         if sequence.provisional_slot is None:
             sequence.provisional_slot = self._states.acquire(lane)
         return True
@@ -276,8 +277,7 @@ class ModelProgram:
             raise InvariantError("another unit is pending")
         sequence = self._extensible_sequence(handle, num_tokens)
         needed = self.pages_needed(sequence.frontier + num_tokens)
-        reserved = self._pages.extents(handle.lane).reserved
-        if sequence.provisional_slot is None or reserved < needed:
+        if sequence.provisional_slot is None or self._pages.num_reserved(handle.lane) < needed:
             raise InvariantError(
                 f"{sequence.spec.request_id}: {num_tokens} inputs after {sequence.frontier} are"
                 f" not reserved"

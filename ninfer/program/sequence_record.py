@@ -31,6 +31,7 @@ class SequenceRecord:
 
     __slots__ = (
         "_counts",
+        "_mapped",
         "_prompt_ids",
         "accepted",
         "frontier",
@@ -53,6 +54,7 @@ class SequenceRecord:
         self.provisional_slot: int | None = None
         self.is_pending = False
         self.has_ended = False
+        self._mapped = self.page_table[:0]
         self._counts: TokenCounts | None = None
         self._prompt_ids: IntArray = np.empty(0, dtype=np.int32)
         if spec.sampling.counts_tokens:
@@ -96,12 +98,14 @@ class SequenceRecord:
     ) -> UnitRow:
         if self.provisional_slot is None:
             raise InvariantError(f"{self.spec.request_id}: a unit without a StateImage slot")
-        page_table = self.page_table[:num_pages]
-        page_table.flags.writeable = False
+        if self._mapped.size != num_pages:
+            # Reserved entries never change, so units may share what they see of them.
+            self._mapped = self.page_table[:num_pages]
+            self._mapped.flags.writeable = False
         return UnitRow(
             token_ids=token_ids,
             start=self.frontier,
-            page_table=page_table,
+            page_table=self._mapped,
             read_slot=self.slot,
             write_slot=self.provisional_slot,
             positions=positions,
@@ -109,13 +113,13 @@ class SequenceRecord:
         )
 
     def _sample_row(self, position: int) -> SampleRow:
-        counts = self._counts if self._counts is not None else TokenCounts()
+        counts, nothing = self._counts, self._prompt_ids
         is_suppressed = len(self.accepted) < self.spec.min_tokens
         return SampleRow(
             params=self.spec.sampling,
             position=position,
-            generated_ids=counts.token_ids,
-            generated_counts=counts.counts,
+            generated_ids=nothing if counts is None else counts.token_ids,
+            generated_counts=nothing if counts is None else counts.counts,
             prompt_ids=self._prompt_ids,
             suppressed_ids=self.spec.suppressed_ids if is_suppressed else (),
         )

@@ -78,6 +78,10 @@ class PageStore:
         """The reserved pages in the order of the tokens they hold."""
         return tuple(self._holding(owner).page_ids)
 
+    def num_reserved(self, owner: int) -> int:
+        """The reserved extent."""
+        return len(self._holding(owner).page_ids)
+
     def extents(self, owner: int) -> PageExtents:
         holding = self._holding(owner)
         return PageExtents(len(holding.page_ids), holding.num_mapped, holding.num_committed)
@@ -89,7 +93,9 @@ class PageStore:
         None when too few are free; nothing has changed then.
         """
         holding = self._holding(owner)
-        num_missing = max(0, num_pages - len(holding.page_ids))
+        num_missing = num_pages - len(holding.page_ids)
+        if num_missing <= 0:
+            return ()
         if num_missing > len(self._free):
             return None
         added = tuple(self._take() for _ in range(num_missing))
