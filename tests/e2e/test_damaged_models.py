@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from ninfer.cli.exit_codes import ExitCode
 from ninfer.contract.errors import ModelFileError
 from ninfer.convert.source import open_model
 from ninfer.convert.writer import write_artifact
@@ -27,6 +28,7 @@ from tests.helpers.checkpoints import (
     write_safetensors,
     write_shards,
 )
+from tests.helpers.command import ninfer
 from tests.helpers.demo_frontend import chat, turn
 from tests.helpers.model_paths import DEMO_MODEL, REPOSITORY, golden_model
 
@@ -396,3 +398,16 @@ def test_a_directory_that_may_not_be_searched_is_named(tmp_path: Path) -> None:
     folder.chmod(0o755)
     assert result.stdout.startswith(f"{folder}")
     assert "Permission denied" in result.stdout
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.mlp.gate_proj.weight", "model.norm.weight"])
+def test_weights_that_overflow_end_a_command_with_what_happened(tmp_path: Path, name: str) -> None:
+    folder = copied("qwen3_5-dense", tmp_path / "m")
+    old = read_tensors(folder / WEIGHTS)[name]
+    largest = b"\x7f\x7f" * (len(old.data) // 2)
+    tensor(name, "BF16", old.shape, largest)(folder)
+    (tmp_path / "ids.json").write_text("[1, 2, 3]")
+    arguments = ("--ids", str(tmp_path / "ids.json"), "--executor", "cpu")
+    result = ninfer("score", str(folder), *arguments)
+    assert result.returncode == ExitCode.MODEL_FILE
+    assert "NaN or infinite after token 0: its weights overflow" in result.stderr
