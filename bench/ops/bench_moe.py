@@ -4,7 +4,8 @@
 
 Few tokens: three launches, against the bytes of router, shared expert and the distinct experts in
 use, at the read-only rate R of this run. Every link of a chain has its own tokens, router and
-shared expert, so that few weights are in the cache.
+shared expert, so that few weights are in the cache. Many tokens: choosing and sorting, the grouped
+products, adding up.
 """
 
 from __future__ import annotations
@@ -20,11 +21,21 @@ from bench.common.read_rate import measure_read_rate
 from bench.common.record import environment, write_record
 from bench.common.timing import time_chain
 from ninfer.kernels.library import KernelLibrary
-from ninfer.ops import linear_small_t, moe_router, moe_small_t
+from ninfer.ops import (
+    linear_small_t,
+    moe_combine,
+    moe_grouped,
+    moe_pairs,
+    moe_router,
+    moe_small_t,
+)
 from ninfer.ops.expert_weights import ExpertWeights
 from ninfer.ops.float_codecs import float_to_bf16
 from ninfer.ops.linear_packing import ImageLayout, WeightFormat
 from ninfer.ops.linear_small_t import InputNorm, PackedLinear
+from ninfer.ops.moe_combine import SharedOutput
+from ninfer.ops.moe_pairs import SortedPairs
+from ninfer.ops.moe_router import SharedGate
 from ninfer.ops.moe_small_t import MoeWeights, MoeWorkspace, SharedExpert
 from tests.helpers.packed_weights import random_packed
 
@@ -40,6 +51,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--formats", default="bf16,fp8_row,fp8_block,nvfp4")
     parser.add_argument("--tokens", default="1,2,4,8,16")
+    parser.add_argument("--many", default="128,512,2048,8192")
     arguments = parser.parse_args()
     cp.cuda.Device(0).use()
     kernels = KernelLibrary.open(cache_dir=Path("/tmp/ninfer-bench-kernels"))
@@ -51,6 +63,8 @@ def main() -> None:
         layers = _layers(kernels, WeightFormat(name))
         for tokens in map(int, arguments.tokens.split(",")):
             rows += _measure_few(kernels, stream, layers, tokens, read_rate)
+        for tokens in map(int, arguments.many.split(",")):
+            rows += _measure_many(kernels, stream, layers[0], tokens, read_rate)
         del layers
         cp.get_default_memory_pool().free_all_blocks()
     record = {**environment(cp), "read_rate": read_rate, "rows": rows}
@@ -162,6 +176,78 @@ def _measure_few(
         rows.append({
             "case": case, "us": timing.median_us, "floor_us": floor, "spread": timing.spread,
             "distinct_experts": distinct,
+        })  # fmt: skip
+    return rows
+
+
+def _measure_many(
+    kernels: KernelLibrary, stream: Any, layer: MoeWeights, tokens: int, read_rate: float
+) -> list[dict[str, Any]]:
+    """Everything behind the router's product, by step; the floor of products is the larger of
+    model FLOP at 790 TFLOP/s and bytes of the experts in use."""
+    pairs_count = tokens * EXPERTS_PER_TOKEN
+    x = cp.asarray(_random_bf16((tokens, HIDDEN), 1))
+    logits = cp.random.standard_normal((tokens, EXPERTS), dtype=cp.float32)
+    ids = cp.empty((tokens, EXPERTS_PER_TOKEN), cp.int32)
+    weights = cp.empty((tokens, EXPERTS_PER_TOKEN), cp.float32)
+    gates = cp.empty(tokens, cp.float32)
+    pairs = SortedPairs(
+        cp.empty(pairs_count, cp.int32), cp.empty(pairs_count, cp.int32),
+        cp.empty(EXPERTS + 1, cp.int32),
+        cp.empty((moe_pairs.max_tiles(pairs_count, EXPERTS), 2), cp.int32),
+        cp.empty(1, cp.int32), cp.empty(moe_pairs.num_counts(pairs_count, EXPERTS), cp.int32),
+    )  # fmt: skip
+    inner = cp.empty((pairs_count, INNER), cp.uint16)
+    routed = cp.empty((pairs_count, HIDDEN), cp.uint16)
+    shared, y = cp.zeros((tokens, HIDDEN), cp.uint16), cp.empty((tokens, HIDDEN), cp.uint16)
+    ptr = stream.ptr
+    gate = None if layer.shared_gate is None else SharedGate(x, layer.shared_gate, gates)
+
+    def sort(_link: int) -> None:
+        moe_router.launch(
+            kernels, logits, ids, weights, renormalise=True, shared=gate, stream=ptr,
+            is_chained=True,
+        )  # fmt: skip
+        moe_pairs.launch(kernels, ids, pairs, EXPERTS, stream=ptr, is_chained=True)
+
+    def gate_up(_link: int) -> None:
+        moe_grouped.launch(
+            kernels, layer.gate_up, pairs, x, inner, is_gated=True, stream=ptr, is_chained=True
+        )
+
+    def down(_link: int) -> None:
+        moe_grouped.launch(
+            kernels, layer.down, pairs, inner, routed, is_gated=False, stream=ptr, is_chained=True
+        )
+
+    def combine(_link: int) -> None:
+        moe_combine.launch(
+            kernels, routed, weights, x, y, positions=pairs.positions,
+            shared=SharedOutput(shared, gates), stream=ptr, is_chained=True,
+        )  # fmt: skip
+
+    steps = {"sort": sort, "gate_up": gate_up, "down": down, "combine": combine}
+    for step in steps.values():
+        step(0)
+    stream.synchronize()
+    in_use = int(np.count_nonzero(np.diff(cp.asnumpy(pairs.offsets))))
+    rows = []
+    for name, step in steps.items():
+        timing = time_chain(cp, stream, step, items=4)
+        matrix = {"gate_up": layer.gate_up, "down": layer.down}.get(name)
+        flop = bytes_read = 0
+        if matrix is not None:
+            flop = 2 * pairs_count * matrix.layout.rows * matrix.layout.columns
+            bytes_read = in_use * matrix.layout.image_bytes
+        floor = max(flop / 790e12, bytes_read / read_rate) * 1e6
+        case = f"{name} {layer.gate_up.layout.format.value} T={tokens}"
+        print(
+            f"{case:26s} {timing.median_us:8.1f} us  floor {floor:8.1f}"
+            f"  {flop / timing.median_us * 1e-6:6.0f} TFLOP/s"
+        )
+        rows.append({
+            "case": case, "us": timing.median_us, "floor_us": floor, "spread": timing.spread,
+            "flop": flop, "experts_in_use": in_use,
         })  # fmt: skip
     return rows
 

@@ -17,6 +17,7 @@
 // the experts in use, once.
 
 #include "dtypes.cuh"
+#include "expert_matrix.cuh"
 #include "mma.cuh"
 #include "moe_routing.cuh"
 #include "normalise.cuh"
@@ -32,15 +33,8 @@ constexpr int kThreads = kWarps * 32;
 constexpr int kDownSlices = 4;  // warps that share an expert's tile in moe_down
 constexpr int kDownEntries = kWarps / kDownSlices;
 
-struct Matrix {
-  const u8* images;         // one, or one an expert
-  const float* row_scales;  // [N] f32 each, of the formats that scale rows
-  u64 image_bytes;
-  ImageShape shape;
-};
-
 struct RouterProductParams {
-  Matrix router;
+  ExpertMatrix router;
   const u16* x;              // [T, C] bf16
   const float* square_sums;  // [T, S] of x
   const u16* norm_weight;    // [C] bf16
@@ -54,7 +48,7 @@ struct RouterProductParams {
 static_assert(sizeof(RouterProductParams) == 128, "ninfer/ops/moe_small_t.py mirrors this struct");
 
 struct ExpertParams {
-  Matrix routed, shared;
+  ExpertMatrix routed, shared;
   RoutingParams routing;
   const u16* x;              // gate_up: [T, C]; down: [P, I] by sorted position
   const u16* x_shared;       // down: [T, I of the shared expert]
@@ -62,7 +56,7 @@ struct ExpertParams {
   u16* y_shared;             // gate_up: [T, I of the shared expert]
   const u16* residual;       // [T, C]
   const float* shared_gate;  // [T]
-  const float* shared_output;  // [T, C] f32 or null: the shared expert's, when it was computed apart
+  const u16* shared_output;  // [T, C] bf16 or null: the shared expert's, when it was computed apart
   float* square_sums;        // [T, ceil(C / 32)] or null: zeroed by gate_up, of y by down
   int tokens, has_shared, x_stride, y_stride, residual_stride, columns;
 };
@@ -111,10 +105,10 @@ __device__ __forceinline__ uint4 load_weights(const u8* from) {
   return v;
 }
 
-__device__ __forceinline__ Matrix matrix_of(const ExpertParams& p, bool is_shared) {
-  const Matrix& a = p.shared;
-  const Matrix& b = p.routed;
-  return Matrix{is_shared ? a.images : b.images,
+__device__ __forceinline__ ExpertMatrix matrix_of(const ExpertParams& p, bool is_shared) {
+  const ExpertMatrix& a = p.shared;
+  const ExpertMatrix& b = p.routed;
+  return ExpertMatrix{is_shared ? a.images : b.images,
                 is_shared ? a.row_scales : b.row_scales,
                 is_shared ? a.image_bytes : b.image_bytes,
                 {is_shared ? a.shape.rows : b.shape.rows, is_shared ? a.shape.columns : b.shape.columns,
@@ -125,7 +119,7 @@ __device__ __forceinline__ Matrix matrix_of(const ExpertParams& p, bool is_share
 }
 
 template <class Format>
-__device__ __forceinline__ void load_chunk(Chunk<Format>& chunk, const Matrix& matrix, int expert, int tile,
+__device__ __forceinline__ void load_chunk(Chunk<Format>& chunk, const ExpertMatrix& matrix, int expert, int tile,
                                            int part_index, int lane) {
   const u8* image = matrix.images + expert * matrix.image_bytes;
   const int last = num_parts<Format>(matrix.shape.columns) - 1;
@@ -583,7 +577,9 @@ __device__ __forceinline__ void down(const ExpertParams& p) {
     const bool is_gated = p.has_shared || p.shared_output != nullptr;
     if (is_gated) gate = __ldcg(p.shared_gate + t);
     value = bf16_to_float(__ldcg(p.residual + static_cast<u64>(t) * p.residual_stride + n));
-    if (p.shared_output != nullptr) value += gate * __ldcg(p.shared_output + static_cast<u64>(t) * p.columns + n);
+    if (p.shared_output != nullptr) {
+      value += gate * bf16_to_float(__ldcg(p.shared_output + static_cast<u64>(t) * p.columns + n));
+    }
   }
   Run<Format> runs[2];
   if (at.item < entries) work.load_x(runs[0], at, 0);

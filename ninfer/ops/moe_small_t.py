@@ -100,7 +100,7 @@ class MoeWorkspace:
     shared_gate  f32 [T]
     inner        bf16 [P, I], pairs sorted by expert and token
     shared       with weights.shared: its inner values, bf16 [T, inner size]
-                 for a shared expert that runs apart: its output, f32 [T, C]
+                 for a shared expert that runs apart: its output, bf16 [T, C]
     """
 
     normed: DeviceArray
@@ -260,7 +260,7 @@ def _launch_down(
         params["x_shared"] = _shared_inner(workspace, tokens, inner)
     elif workspace.shared is not None:
         params["shared_output"] = require_view(
-            _OP, "shared", workspace.shared, "float32", (tokens, columns)
+            _OP, "shared", workspace.shared, "uint16", (tokens, columns)
         ).address
     for name, array in (("residual", residual), ("y", y)):
         view = require_view(

@@ -57,7 +57,12 @@ __device__ __forceinline__ void copy_shared_16(u32 address, const void* from, bo
                : "memory");
 }
 
-// Waits for this thread's copy_shared_16 copies.
+// Asynchronous copy of 8 bytes into shared memory.
+__device__ __forceinline__ void copy_shared_8(u32 address, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(address), "l"(from) : "memory");
+}
+
+// Waits for this thread's copy_shared_16 and copy_shared_8 copies.
 __device__ __forceinline__ void copy_shared_wait() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }

@@ -6,7 +6,7 @@ from ninfer.contract.errors import InvariantError
 from ninfer.contract.model import ModelConfig
 from ninfer.ops import (
     moe_combine,
-    moe_experts_small_t,
+    moe_grouped,
     moe_pairs,
     moe_router,
     moe_small_t,
@@ -14,7 +14,6 @@ from ninfer.ops import (
 )
 from ninfer.ops.linear_small_t import Epilogue
 from ninfer.ops.moe_combine import SharedOutput
-from ninfer.ops.moe_pairs import SortedPairs
 from ninfer.ops.moe_router import SharedGate
 from ninfer.ops.moe_small_t import MoeWeights, MoeWorkspace, SharedExpert
 from ninfer.program.executors.cuda_buffers import SMALL_TOKENS, UnitBuffers
@@ -64,7 +63,8 @@ class DenseMlp:
 class MoeMlp:
     """hidden += sum of the chosen experts' MLPs, weighted, and the shared expert's, gated.
 
-    Few tokens take three launches, whose columns do not depend on one another.
+    Few tokens take three launches, many a sort by expert and products of what an expert has. A
+    token's bits never depend on others in the unit; the two regimes add in different orders.
     """
 
     def __init__(
@@ -141,9 +141,7 @@ class MoeMlp:
             raise InvariantError(f"{self._prefix} has no shared expert")
         x, shared = self._buffers.normed.rows(0, tokens), self._moe_buffers.shared.rows(0, tokens)
         self._products.small(f"{self._prefix}.shared.gate_up", x, inner, epilogue=Epilogue.SWIGLU)
-        self._products.small(
-            f"{self._prefix}.shared.down_proj", inner, shared, epilogue=Epilogue.STORE_FLOAT
-        )
+        self._products.small(f"{self._prefix}.shared.down_proj", inner, shared)
 
     def _shared_inner(self, tokens: int) -> DeviceTensor | None:
         size = self._moe.shared_intermediate_size
@@ -187,31 +185,21 @@ class MoeMlp:
             kernels, buffers.logits.rows(first, last), expert_ids, weights,
             renormalise=self._moe.renormalise, shared=gate, stream=stream, is_chained=True,
         )  # fmt: skip
-        pairs = self._pairs(tokens * count)
+        pairs = buffers.pairs(tokens * count, self._moe.num_experts)
         moe_pairs.launch(
             kernels, expert_ids, pairs, self._moe.num_experts, stream=stream, is_chained=True
         )
         inner = buffers.inner.as_shape(tokens * count, self._moe.intermediate_size)
         routed = buffers.routed.as_shape(tokens * count, hidden.shape[1])
-        moe_experts_small_t.launch(
+        moe_grouped.launch(
             kernels, self._weights.gate_up, pairs, part, inner, is_gated=True, stream=stream,
             is_chained=True,
         )  # fmt: skip
-        moe_experts_small_t.launch(
+        moe_grouped.launch(
             kernels, self._weights.down, pairs, inner, routed, is_gated=False, stream=stream,
             is_chained=True,
         )  # fmt: skip
         moe_combine.launch(
-            kernels, routed, weights, target, target, shared=shared, stream=stream,
-            is_chained=True,
+            kernels, routed, weights, target, target, positions=pairs.positions, shared=shared,
+            stream=stream, is_chained=True,
         )  # fmt: skip
-
-    def _pairs(self, num_pairs: int) -> SortedPairs:
-        buffers = self._moe_buffers
-        return SortedPairs(
-            buffers.order.as_shape(num_pairs),
-            buffers.positions.as_shape(num_pairs),
-            buffers.sorted_experts.as_shape(num_pairs),
-            buffers.sorted_tokens.as_shape(num_pairs),
-            buffers.offsets,
-        )
