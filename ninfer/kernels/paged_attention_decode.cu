@@ -66,6 +66,7 @@ struct Item {
 struct WorkList {
   const int* first_units;  // [R + 1] units of all sequences before
   const int* lengths;      // [R] keys
+  const int* old_lengths;  // [R] keys that were there before this launch's columns
   int count;
 
   // `row` is where an earlier item lay.
@@ -85,7 +86,8 @@ struct WorkList {
 };
 
 // Called by all threads; a barrier has to follow.
-__device__ __forceinline__ void count_units(const PagedDecodeParams& p, int* first_units, int* lengths) {
+__device__ __forceinline__ void count_units(const PagedDecodeParams& p, int* first_units, int* lengths,
+                                            int* old_lengths) {
   if (threadIdx.x >= 32) return;
   const int lane = threadIdx.x;
   int total = 0;
@@ -93,9 +95,15 @@ __device__ __forceinline__ void count_units(const PagedDecodeParams& p, int* fir
     const int row = base + lane;
     int length = 0;
     if (row < p.rows) {
+      int old_length = 0x7fffffff;
       const int last = __ldcg(p.row_starts + row + 1);
-      for (int t = __ldcg(p.row_starts + row); t < last; ++t) length = max(length, __ldcg(p.ordinals + t) + 1);
+      for (int t = __ldcg(p.row_starts + row); t < last; ++t) {
+        const int ordinal = __ldcg(p.ordinals + t);
+        length = max(length, ordinal + 1);
+        if (ordinal >= 0) old_length = min(old_length, ordinal);
+      }
       lengths[row] = length;
+      old_lengths[row] = min(old_length, length);
     }
     const int units = unit_count(length);
     int until = units;
@@ -450,13 +458,32 @@ struct Decoder {
     store(item, out);
   }
 
+  // Whether the next stage holds only keys that were there before the kernel ahead began.
+  __device__ __forceinline__ bool is_fill_old() const {
+    if (fill_index >= work.count) return true;
+    const int page = fill_step < fill_item.pages ? fill_step : fill_step - fill_item.pages;
+    const int end = min((page + 1) * kPageTokens, fill_item.keys);
+    return fill_item.start + end <= work.old_lengths[fill_item.row];
+  }
+
   __device__ __forceinline__ void run() {
     fill_index = blockIdx.x;
-    if (fill_index >= work.count) return;
+    if (fill_index >= work.count) {
+      wait_for_previous_kernel();
+      return;
+    }
     fill_item = work.item(p, fill_index, 0);
     fill_step = fill_stage = read_stage = 0;
     look_ahead();
-    for (int stage = 0; stage < p.stages - 1; ++stage) fill();
+    bool has_waited = false;
+    for (int stage = 0; stage < p.stages - 1; ++stage) {
+      if (!has_waited && !is_fill_old()) {
+        wait_for_previous_kernel();
+        has_waited = true;
+      }
+      fill();
+    }
+    if (!has_waited) wait_for_previous_kernel();
     int row = 0, kv_head = -1, row_block = -1;
     for (int index = blockIdx.x; index < work.count; index += gridDim.x) {
       const Item item = work.item(p, index, row);
@@ -479,12 +506,13 @@ __device__ __forceinline__ void paged_attention_decode(const PagedDecodeParams& 
   int* ordinals = reinterpret_cast<int*>(scores + Unit::kRows * kScorePitch);
   int* heads = ordinals + Unit::kRows;
   int* lengths = heads + Unit::kRows;
-  int* first_units = lengths + p.rows;
+  int* old_lengths = lengths + p.rows;
+  int* first_units = old_lengths + p.rows;
   allow_next_kernel();
-  wait_for_previous_kernel();
-  count_units(p, first_units, lengths);
+  // Rows, ordinals and page tables were there before the kernel ahead began.
+  count_units(p, first_units, lengths, old_lengths);
   __syncthreads();
-  const WorkList work{first_units, lengths, first_units[p.rows] * p.kv_heads * p.row_blocks};
+  const WorkList work{first_units, lengths, old_lengths, first_units[p.rows] * p.kv_heads * p.row_blocks};
   const int thread = threadIdx.x, lane = thread % 32;
   Unit unit{p, memory, queries, scores, ordinals, heads, work, thread, thread / 32, lane / 4, lane % 4};
   unit.run();

@@ -105,7 +105,7 @@ def shape_decode(pages: KvPagesView, queries: int, rows: int, limits: DeviceLimi
     wanted = next((count for count in _TILE_QUERIES if count >= queries), _TILE_QUERIES[-1])
     candidates = [count for count in reversed(_TILE_QUERIES) if count <= wanted]
     for tile, (resident, least) in itertools.product(candidates, ((2, 3), (1, 2))):
-        fixed_bytes = tile * query_bytes + 4 * (2 * rows + 1)
+        fixed_bytes = tile * query_bytes + 4 * (3 * rows + 1)
         share = limits.shared_bytes_per_multiprocessor // resident - _BLOCK_RESERVE_BYTES
         budget = min(limits.shared_bytes_per_block, share) - fixed_bytes
         stages = min(_MAX_STAGES, budget // stage_bytes)
@@ -134,7 +134,9 @@ def launch(
     """Queue y on `stream`, two kernels; returns before they have run.
 
     gate         the projection that q came from, when each query head is followed by its gate
-    is_chained   may start while the kernel ahead of it in the stream still runs
+    is_chained   may start while the kernel ahead of it in the stream still runs: that kernel, and
+                 all that it did not wait for itself, may write q, the gate and the keys and values
+                 of these columns, but no earlier ones, nor rows, ordinals or page tables
     shape        for measurements; by default what shape_decode says
     """
     pages = view_pages(_OP, kv)
