@@ -229,7 +229,7 @@ class ModelSource(Protocol):
         self, encoded: Collection[str], component: str = "text"
     ) -> Iterator[tuple[ModelObject, tuple[EncodedBand, ...]]]:
         """As read_float32, but the objects in `encoded` as they are stored; others are one band of
-        numbers."""
+        numbers, bf16 codes (uint16) where all of an object is stored so."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,8 +45,8 @@ class WeightBand:
 class EncodedBand:
     """The codes of a band, with a leading axis E for experts.
 
-    codes        float32 [.., N, K]; fp8: uint8 [.., N, K]; NVFP4: uint8 [.., N, K / 2], the even
-                 column in the low nibble
+    codes        FLOAT float32, or uint16: bf16 [.., N, K]; fp8: uint8 [.., N, K]; NVFP4: uint8
+                 [.., N, K / 2], the even column in the low nibble
     scales       FP8_ROW float32 [.., N]; FP8_BLOCK float32 [.., ceil(N / 128), ceil(K / 128)];
                  NVFP4 e4m3 as uint8 [.., N, K / 16]; None for FLOAT
     row_factors  NVFP4 float32 [.., N]; None for the others

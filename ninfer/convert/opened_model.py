@@ -26,6 +26,7 @@ from ninfer.contract.model import (
 from ninfer.contract.weights import EncodedBand, WeightBand, WeightEncoding, stack_bands
 from ninfer.convert.segments import EncodedSegment, FloatSegment, Segment
 from ninfer.models.bindings import bindings_of, uses_of
+from ninfer.ops.float_codecs import HalfArray
 
 COMPONENTS: Final = ("text", "mtp", "vision")
 
@@ -63,7 +64,7 @@ class ObjectLayout:
         """The object as float32. Raises ModelFileError."""
         values = np.empty(self.item.shape, np.float32)
         first = 0
-        if self._num_experts is None or self.is_by_expert or len(self.segments) == 1:
+        if self._is_in_order:
             flat = values.reshape(-1)
             for segment in self.segments:
                 segment.read(flat[first : first + segment.num_elements])
@@ -74,9 +75,27 @@ class ObjectLayout:
             first += band.num_rows
         return values
 
+    def read_numbers(self) -> Float32Array | HalfArray:
+        """The object as bf16 codes when all of it is stored so, else as float32. Raises
+        ModelFileError."""
+        if self.float_format is not FLOAT_FORMATS["BF16"] or not self._is_in_order:
+            return self.read()
+        codes = np.empty(self.item.shape, np.uint16)
+        flat, first = codes.reshape(-1), 0
+        for segment in self.segments:
+            if isinstance(segment, FloatSegment):
+                segment.read_codes(flat[first : first + segment.num_elements])
+            first += segment.num_elements
+        return codes
+
     def read_bands(self) -> tuple[EncodedBand, ...]:
         """The object as it is stored. Raises ModelFileError."""
         return tuple(self._read_band(index, band) for index, band in enumerate(self.bands))
+
+    @property
+    def _is_in_order(self) -> bool:
+        """The segments follow one another as the object's elements do."""
+        return self._num_experts is None or self.is_by_expert or len(self.segments) == 1
 
     @property
     def _num_experts(self) -> int | None:
@@ -171,12 +190,12 @@ class OpenedModel:
         self, encoded: Collection[str], component: str = "text"
     ) -> Iterator[tuple[ModelObject, tuple[EncodedBand, ...]]]:
         """As read_float32, but the objects in `encoded` as they are stored; others are one band of
-        numbers."""
+        numbers, bf16 codes (uint16) where all of an object is stored so."""
         for layout in self._component(component):
             if layout.item.name in encoded:
                 yield layout.item, layout.read_bands()
             else:
-                yield layout.item, (EncodedBand(WeightEncoding.FLOAT, layout.read()),)
+                yield layout.item, (EncodedBand(WeightEncoding.FLOAT, layout.read_numbers()),)
 
     def check_tied_head(self) -> None:
         """Raises ModelFileError when a stored head differs from the embedding it is tied to."""

@@ -23,6 +23,7 @@ from ninfer.contract.arrays import Float32Array
 from ninfer.contract.errors import ModelFileError
 from ninfer.contract.weights import EncodedBand, WeightEncoding, band_shapes
 from ninfer.ops import encoded_weights
+from ninfer.ops.float_codecs import HalfArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,14 @@ class FloatSegment:
             stop = start + len(chunk) // self.format.item_bytes
             self.format.widen(chunk, out[start:stop])
             start = stop
+
+    def read_codes(self, out: HalfArray) -> None:
+        """Write the codes of a BF16 tensor to `out` [num_elements]. Raises ModelFileError."""
+        start = 0
+        for chunk in self.chunks():
+            codes = np.frombuffer(chunk, "<u2")
+            out[start : start + codes.size] = codes
+            start += codes.size
 
     def error(self, message: str) -> ModelFileError:
         return ModelFileError(self.file.path, self.entry.name, message)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ninfer.contract.arrays import Float32Array
 from ninfer.contract.errors import InvariantError
@@ -20,7 +22,7 @@ def read_weights(
     with. Raises ModelFileError, and InvariantError when the source breaks its word."""
     watch = _Watch(source, progress)
     for item, array in source.read_float32():
-        _check_shape(watch.expect(item), item, array)
+        _check_shape(watch.expect(item), item, array, (np.float32,))
         yield item.name, array
         watch.finish(item)
     watch.close()
@@ -35,7 +37,7 @@ def read_bands(
     for item, bands in source.read_bands(encoded):
         expected = watch.expect(item)
         if item.name not in encoded:
-            _check_shape(expected, item, bands[0].codes)
+            _check_shape(expected, item, bands[0].codes, (np.float32, np.uint16))
         yield item.name, bands
         watch.finish(item)
     watch.close()
@@ -66,8 +68,11 @@ class _Watch:
             raise InvariantError(f"{self._path}: {', '.join(self._missing)} were not read")
 
 
-def _check_shape(expected: ModelObject, item: ModelObject, array: Float32Array) -> None:
-    if array.shape != expected.shape or array.dtype != np.float32:
+def _check_shape(
+    expected: ModelObject, item: ModelObject, array: NDArray[Any], dtypes: tuple[type, ...]
+) -> None:
+    if array.shape != expected.shape or array.dtype not in dtypes:
+        names = " or ".join(dtype.__name__ for dtype in dtypes)
         raise InvariantError(
-            f"{item.name} was read as {array.dtype} {array.shape}, not float32 {expected.shape}"
+            f"{item.name} was read as {array.dtype} {array.shape}, not {names} {expected.shape}"
         )

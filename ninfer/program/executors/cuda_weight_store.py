@@ -1,6 +1,6 @@
 """WeightStore: weights from the host to their places on the device, quantised and packed there.
 
-    float32 rows -> bf16 in staging memory -> codes and scales (fp8, nvfp4) -> image
+    float32 or bf16 rows -> bf16 in staging memory -> codes and scales (fp8, nvfp4) -> image
     codes and scales of a quantised checkpoint -> staging memory -> image
 
 One matrix (one expert) at a time goes through staging memory, which is the store's own.
@@ -20,7 +20,7 @@ from ninfer.contract.errors import InvariantError
 from ninfer.contract.weights import EncodedBand
 from ninfer.ops import linear_pack, linear_small_t, quantise
 from ninfer.ops.expert_weights import ExpertWeights
-from ninfer.ops.float_codecs import HalfArray, float_to_bf16
+from ninfer.ops.float_codecs import HalfArray, bf16_to_float, float_to_bf16
 from ninfer.ops.linear_packing import (
     E2M1_SHIFT,
     SCALE_GROUP,
@@ -42,7 +42,7 @@ from ninfer.program.executors.cuda_weights import (
 )
 
 _UPLOAD_BYTES: Final = 64 << 20
-"""Most float32 bytes of a weight that are converted and copied at a time."""
+"""Most bytes of a weight that are converted and copied at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,9 @@ class WeightStore:
         self._staging_bytes = max(_staging_bytes(matrix.layout) for matrix in plan.matrices)
         self._staging = driver.allocate(self._staging_bytes)
 
-    def put(self, name: str, weight: Float32Array) -> None:
-        """Store one object's weight; blocks until the host array is no longer needed."""
+    def put(self, name: str, weight: Float32Array | HalfArray) -> None:
+        """Store one object's weight, float32 or bf16 codes; blocks until the host array is no
+        longer needed."""
         if name in self._vectors:
             vector = self._vectors[name]
             self._upload(vector, weight.reshape(vector.shape))
@@ -166,15 +167,16 @@ class WeightStore:
         shape = (matrix.layout.rows, matrix.layout.columns)
         return DeviceTensor.dense(self._staging, shape, "uint16")
 
-    def _upload(self, target: DeviceTensor, weight: Float32Array) -> None:
+    def _upload(self, target: DeviceTensor, weight: Float32Array | HalfArray) -> None:
         if weight.shape != target.shape:
             raise InvariantError(f"a weight {weight.shape} for a tensor {target.shape}")
         values = weight.reshape(-1)
         step = _UPLOAD_BYTES // values.itemsize
         for first in range(0, values.size, step):
             part = values[first : first + step]
-            codes = part if target.dtype == "float32" else bf16_codes(part)
-            self._driver.upload(target.address + first * target.itemsize, codes)
+            self._driver.upload(
+                target.address + first * target.itemsize, _as_dtype(part, target.dtype)
+            )
             self._driver.synchronize()
 
     def _repeat(self, pattern: DeviceTensor, target: DeviceTensor) -> None:
@@ -292,6 +294,16 @@ def _stacked(parts: Sequence[NDArray[Any] | None]) -> NDArray[Any]:
     if len(arrays) != len(parts):
         raise InvariantError("a band lacks a plane of its encoding")
     return np.ascontiguousarray(arrays[0] if len(arrays) == 1 else np.concatenate(arrays))
+
+
+def _as_dtype(part: Float32Array | HalfArray, dtype: str) -> NDArray[Any]:
+    """float32 numbers or bf16 codes as `dtype`: float32, or uint16 for bf16."""
+    if part.dtype == dtype:
+        return part
+    if part.dtype == np.uint16:
+        codes: HalfArray = part.astype(np.uint16, copy=False)
+        return bf16_to_float(codes)
+    return bf16_codes(part.astype(np.float32, copy=False))
 
 
 def bf16_codes(values: Float32Array) -> HalfArray:
