@@ -145,6 +145,8 @@ def _parse_compressed_tensors(fields: Fields) -> Quantisation:
     _check_format(fields)
     _refuse_transforms(fields)
     groups = fields.child("config_groups")
+    if not groups.values:
+        raise fields.error("config_groups", "names no group")
     rules = [
         (_pattern_order(target), _rule(groups, name, target, scheme))
         for name in groups.values
