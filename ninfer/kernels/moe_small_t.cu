@@ -203,7 +203,7 @@ struct Sums {
 
 // Sums of all warps on their way to the threads that add them: written by one tile or round while
 // the other half is still read for the one before.
-struct Exchange {
+struct alignas(16) Exchange {
   float sums[2][kWarps][2][32][4];
   __device__ __forceinline__ void give(int turn, int warp, int lane, const Sums& mine, bool has_second) {
 #pragma unroll
