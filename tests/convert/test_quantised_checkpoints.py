@@ -140,19 +140,19 @@ def test_stacked_experts_of_block_fp8_are_one_band(tmp_path: Path) -> None:
     folder = quantise_checkpoint(golden_model("qwen3_5-moe"), tmp_path / "q", "fp8-block")
     tensors = read_tensors(folder / "model.safetensors")
     stem, expected = "model.layers.0.mlp.experts", []
-    for leaf, parts in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",))):
-        codes, scales = [], []
+    for leaf, parts, shape in (
+        ("gate_up_proj", ("gate_proj", "up_proj"), (8, 64, 64)),
+        ("down_proj", ("down_proj",), (8, 64, 32)),
+    ):
+        codes, scales = b"", b""
         for index in range(8):
-            found = [tensors.pop(f"{stem}.{index}.{part}.weight") for part in parts]
+            found = [tensors.pop(f"{stem}.{index}.{part}.weight").data for part in parts]
             given = [tensors.pop(f"{stem}.{index}.{part}.weight_scale_inv") for part in parts]
-            codes += [item.data for item in found]
-            scales.append(given[0].data)
-            numbers = [e4m3_values(np.frombuffer(item.data, np.uint8)) for item in found]
-            expected.append(np.concatenate(numbers) * decode(given[0])[0, 0])
-        shape = (8, found[0].shape[0] * len(parts), found[0].shape[1])
-        tensors[f"{stem}.{leaf}"] = RawTensor("F8_E4M3", shape, b"".join(codes))
-        blocks = RawTensor("BF16", (8, 1, 1), b"".join(scales))
-        tensors[f"{stem}.{leaf}_scale_inv"] = blocks
+            codes, scales = codes + b"".join(found), scales + given[0].data
+            numbers = e4m3_values(np.frombuffer(b"".join(found), np.uint8))
+            expected.append(numbers * decode(given[0])[0, 0])
+        tensors[f"{stem}.{leaf}"] = RawTensor("F8_E4M3", shape, codes)
+        tensors[f"{stem}.{leaf}_scale_inv"] = RawTensor("BF16", (8, 1, 1), scales)
     write_safetensors(folder / "model.safetensors", tensors)
     source = open_model(folder)
     bands = source.bands["layers.0.moe.experts.gate_up"]

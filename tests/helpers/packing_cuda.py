@@ -32,12 +32,12 @@ class PackingCuda(FakeCuda):
         layout = ImageLayout(fmt, rows, columns, int(arguments["strips_per_block"]))
         is_interleaved = bool(arguments["is_interleaved"])
         width = {WeightFormat.BF16: 2 * columns, WeightFormat.NVFP4: columns // 2}.get(fmt, columns)
-        codes = self._array(arguments["codes"], (rows, width))
+        codes = self._array(int(arguments["codes"]), (rows, width))
         scales = None
         if fmt is WeightFormat.NVFP4:
-            scales = self._array(arguments["scales"], (rows, columns // 16))
+            scales = self._array(int(arguments["scales"]), (rows, columns // 16))
         elif fmt is WeightFormat.FP8_BLOCK:
-            scales = self._row_scales(arguments["scales"], rows, columns, 1 + is_interleaved)
+            scales = self._row_scales(int(arguments["scales"]), rows, columns, 1 + is_interleaved)
         if is_interleaved:
             codes = interleave_gate_up(codes)
             scales = None if scales is None else interleave_gate_up(scales)
@@ -53,7 +53,7 @@ class PackingCuda(FakeCuda):
         return by_part[:, :part_rows].reshape(rows, blocks)
 
     def _array(self, address: int, shape: tuple[int, int]) -> NDArray[Any]:
-        return self.memory(int(address), shape[0] * shape[1]).reshape(shape).copy()
+        return self.memory(address, shape[0] * shape[1]).reshape(shape).copy()
 
 
 def _image(

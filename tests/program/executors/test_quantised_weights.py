@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from ninfer.contract.errors import OptionError
 from ninfer.convert.source import open_model
@@ -169,6 +171,6 @@ def test_what_cannot_keep_its_codes_is_decoded_and_named(tmp_path: Path) -> None
     np.testing.assert_array_equal(got, float_to_bf16(values["layers.1.mlp.gate_up"]))
 
 
-def read(cuda: FakeCuda, tensor: object) -> np.typing.NDArray[np.generic]:
+def read(cuda: FakeCuda, tensor: object) -> NDArray[Any]:
     assert isinstance(tensor, DeviceTensor)
     return cuda.read(tensor)
