@@ -42,6 +42,8 @@ def parse_resources(files: Mapping[str, bytes], folder: Path) -> FrontendResourc
         for name, data in files.items()
         if name.endswith(".json")
     }
+    if TOKENIZER in documents:
+        _check_tokenizer(Fields(folder / TOKENIZER, documents[TOKENIZER]))
     tokenizer_config = documents.get(TOKENIZER_CONFIG, {})
     generation_config = documents.get(GENERATION_CONFIG, {})
     _check_tokenizer_config(Fields(folder / TOKENIZER_CONFIG, tokenizer_config))
@@ -89,6 +91,17 @@ def _template_entry(fields: Fields) -> str:
     if DEFAULT_TEMPLATE not in templates:
         raise fields.error("chat_template", f"no template is named {DEFAULT_TEMPLATE!r}")
     return templates[DEFAULT_TEMPLATE]
+
+
+def _check_tokenizer(fields: Fields) -> None:
+    """What must be seen before the library reads the file: with a prefix it cuts tokens at any
+    byte, and the error about a broken one ends the process."""
+    model = fields.child("model")
+    if model.text("type", default="BPE") != "BPE":
+        raise model.error("type", "only byte-level BPE tokenizers are supported")
+    for key in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if model.text(key, default=""):
+            raise model.error(key, "is not supported: byte-level BPE has none")
 
 
 def _check_tokenizer_config(fields: Fields) -> None:

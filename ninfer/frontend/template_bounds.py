@@ -6,7 +6,7 @@ call, filter and operator charges the `TemplateBudget` of its render:
     loops, calls            steps            a loop that has a length pays for all of it at once
     + * ~ filters, calls    characters       of what they return, kept or not
     * ** %, padding         refused beforehand where the result would not fit
-    list and dict literals  steps            for all they hold, so that shared parts cannot multiply
+    literals, comparisons   steps            for all they hold: shared parts must not multiply
     everything              CPU time
 
 A budget grows with the conversation, so real templates never meet it. Literals, loops and the like
@@ -56,8 +56,13 @@ _STRETCHING: Final = frozenset(
     }
 )
 """Filters and methods whose result can be longer than all they are given."""
-_WRITING: Final = frozenset({"join", "pprint", "string", "tojson"})
-"""Filters that write out a value with all it holds."""
+_SHALLOW: Final = frozenset(
+    {
+        *("attr", "batch", "count", "d", "default", "first", "items", "last", "length", "list"),
+        *("map", "reject", "rejectattr", "reverse", "select", "selectattr", "slice"),
+    }
+)
+"""Filters that do not look into what a list holds."""
 
 
 class TemplateLimit(SecurityError):
@@ -209,6 +214,12 @@ class _Hooks(NodeTransformer):
         self.generic_visit(node)
         return _filtered(nodes.List(node.nodes, lineno=node.lineno), _JOIN)
 
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        if not isinstance(node.expr, nodes.Const):
+            node.expr = _filtered(node.expr, _LITERAL)
+        return node
+
     def visit_AssignBlock(self, node: nodes.AssignBlock) -> nodes.Node:
         self.generic_visit(node)
         node.filter = nodes.Filter(node.filter, _TEXT, [], [], None, None, lineno=node.lineno)
@@ -261,7 +272,7 @@ def _charging(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         budget.take_steps(1)
         if name in _STRETCHING:
             _check_stretching(budget, name, args, kwargs)
-        if name in _WRITING and args:
+        if name not in _SHALLOW and args:
             _take_tree(budget, args[0])
         lead = {
             "context": (context,),
@@ -312,6 +323,8 @@ def _counted_literal(context: Context, value: Any) -> Any:
 
 def _take_tree(budget: TemplateBudget, value: Any) -> None:
     """A step for everything that a value holds, as often as it holds it."""
+    if isinstance(value, str):
+        return
     rest = [value]
     while rest:
         item = rest.pop()

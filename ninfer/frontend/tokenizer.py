@@ -205,6 +205,10 @@ def _load(tokenizer_json: bytes, path: Path) -> Tokenizer:
         if not isinstance(error, Exception) and not _is_panic(error):
             raise
         raise ModelFileError(path, None, str(error)) from None
+    if isinstance(tokenizer.model, BPE):
+        # A means of training: the same text must always give the same tokens.
+        model = tokenizer.model
+        model.dropout = None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

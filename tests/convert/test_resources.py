@@ -131,6 +131,27 @@ def test_wrong_types_of_a_tokenizer_configuration_are_named(key: str, value: Any
     )
 
 
+@pytest.mark.parametrize(
+    ("model", "field"),
+    [
+        (None, "model"),
+        ([], "model"),
+        ({"type": "WordPiece"}, "model.type"),
+        ({"type": 3}, "model.type"),
+        ({"type": "BPE", "continuing_subword_prefix": "\x1b"}, "model.continuing_subword_prefix"),
+        ({"end_of_word_suffix": "</w>"}, "model.end_of_word_suffix"),
+    ],
+)
+def test_tokenizers_the_library_must_not_read_are_refused(model: Any, field: str) -> None:
+    refused("tokenizer.json", field, tokenizer_json={"model": model})
+
+
+def test_usual_spellings_of_a_tokenizer_model_are_read() -> None:
+    models: list[dict[str, Any]] = [{}, {"type": "BPE", "continuing_subword_prefix": None}]
+    for model in [*models, {"continuing_subword_prefix": "", "end_of_word_suffix": ""}]:
+        assert parsed(tokenizer_json={"model": model}).tokenizer_json is not None
+
+
 def test_usual_spellings_of_a_tokenizer_configuration_are_read() -> None:
     config = {
         "eos_token": {"content": "<e>", "special": True},

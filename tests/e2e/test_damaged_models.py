@@ -229,11 +229,11 @@ BROKEN: dict[str, tuple[str, Damage, str, str | None]] = {
         TOKENIZER,
         "model.type",
     ),
-    "tokenizer panics": (
+    "tokenizer with prefixes": (
         DEMO,
         tokenizer(lambda d: d["model"].update(continuing_subword_prefix="##")),
         TOKENIZER,
-        None,
+        "model.continuing_subword_prefix",
     ),
     "tokenizer without letters": (
         DEMO,

@@ -20,6 +20,12 @@ DOUBLING = (
     "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = EXPR %}{% endfor %}"
 )
 
+NESTED = (
+    "{% set a, b = namespace(x=[1]), namespace(x=[1]) %}{% for i in range(60) %}"
+    "{% set a.x = (a.x + a.x)|batch(2)|list %}{% set b.x = (b.x + b.x)|batch(2)|list %}"
+    "{% endfor %}"
+)
+"""Two lists, each 60 times twice the same one: few objects, but 2 ** 60 paths through them."""
 ENDLESS = {
     "nested loops": (
         "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}"
@@ -51,6 +57,9 @@ ENDLESS = {
         "{% set ns.x = dict(a=ns.x, b=ns.x) %}"
         "{% endfor %}{{ ns.x|tojson }}"
     ),
+    "shared lists by filters": NESTED + "{{ a.x|upper }}",
+    "shared lists compared": NESTED + "{% if a.x == b.x %}1{% endif %}",
+    "shared lists sorted": NESTED + "{{ [a.x, b.x]|sort|length }}",
     "shared namespaces": (
         "{% set ns = namespace(x=1) %}{% for i in range(60) %}"
         "{% set ns.x = namespace(a=ns.x, b=ns.x) %}{% endfor %}{{ ns.x }}"

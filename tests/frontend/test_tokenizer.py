@@ -109,6 +109,16 @@ def test_tokenizer_larger_than_the_model_is_refused() -> None:
         TextTokenizer(data, DEMO_VOCAB_SIZE - 1)
 
 
+def test_dropout_of_the_file_is_not_applied() -> None:
+    model = json.loads(changed_tokenizer())["model"]
+    data = changed_tokenizer(model={**model, "dropout": 0.9})
+    tokenizer = TextTokenizer(data, DEMO_VOCAB_SIZE)
+    text = "Once upon a time there was a little penguin."
+    for _ in range(20):
+        assert tokenizer.encode(text) == TOKENIZER.encode(text)
+        assert tokenizer.encode_guarded(text + GUARD, GUARD) == TOKENIZER.encode(text)
+
+
 def test_truncation_of_the_file_is_not_applied() -> None:
     truncation = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
     tokenizer = TextTokenizer(changed_tokenizer(truncation=truncation), DEMO_VOCAB_SIZE)
