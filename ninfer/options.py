@@ -157,8 +157,8 @@ class EngineOptions:
     )
     weights: str = option(
         "auto",
-        "how projections are stored on a GPU; auto takes the first of bf16, fp8 and nvfp4 that"
-        " fits",
+        "how projections are stored on a GPU; auto keeps the codes of a quantised checkpoint, else"
+        " takes the first of bf16, fp8 and nvfp4 that fits",
         choices=("auto", "bf16", "fp8", "nvfp4"),
     )
     kv_dtype: str = option(

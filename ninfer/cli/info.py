@@ -60,6 +60,7 @@ def _description_rows(model: ModelDescription) -> list[tuple[str, str]]:
         ("architecture", model.architecture),
         ("parameters", _parameters(model)),
         ("formats", _formats(model)),
+        *([("quantised", _quantised(model))] if model.encoded_parameters else []),
         ("layers", _layers(model)),
         ("hidden size", f"{model.hidden_size}"),
         ("attention", f"{model.num_heads} heads, {model.num_kv_heads} KV, size {model.head_dim}"),
@@ -101,6 +102,14 @@ def _parameters(model: ModelDescription) -> str:
 def _formats(model: ModelDescription) -> str:
     parts = [f"{dtype} {_mib(size)}" for dtype, size in sorted(model.bytes_by_dtype.items())]
     return f"{', '.join(parts)} in {count(model.num_tensors, 'tensor')}"
+
+
+def _quantised(model: ModelDescription) -> str:
+    parts = [f"{_millions(size)} {name}" for name, size in model.encoded_parameters.items()]
+    if not model.unused_scales:
+        return ", ".join(parts)
+    scales = count(model.unused_scales, "scale")
+    return f"{', '.join(parts)}; {scales} of activations and KV cache not used"
 
 
 def _layers(model: ModelDescription) -> str:

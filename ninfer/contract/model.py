@@ -218,6 +218,11 @@ class ModelSource(Protocol):
     def bands(self) -> Mapping[str, tuple[WeightBand, ...]]:
         """How the rows of every object are stored, by its name."""
 
+    @property
+    def unused_scales(self) -> int:
+        """Scales of activations and of the KV cache in the files; both stay 16 bits wide, or as
+        options say."""
+
     def read_float32(self, component: str = "text") -> Iterator[tuple[ModelObject, Float32Array]]:
         """Materialise one component, object by object.
 
