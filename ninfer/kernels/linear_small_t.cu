@@ -16,9 +16,9 @@
 // Sums travel between blocks as words that are never all ones: the reader polls the data itself
 // and leaves ones behind. All blocks of the grid must therefore be resident at once.
 //
-// Between two products all blocks meet at a barrier in memory. The filling warp does not: weights
-// are constants, so the ring runs on into the next product, and memory stays busy while sums are
-// finished, blocks meet and x is read.
+// A product begins when all strips of the one before have been counted in memory. The filling warp
+// does not wait: weights are constants, so the ring runs on into the next product, and memory stays
+// busy while sums are finished, strips counted and x is read.
 //
 // Bytes: the images once, x once a row block (from L2), partial sums (in L2). The fragment-major
 // layout and the striped split are ideas of IST-DASLab/marlin.
@@ -78,7 +78,7 @@ struct Product {
 
 struct LinearParams {
   Product products[kMaxProducts];
-  u32* workspace;           // the grid's barrier in 16 bytes, then partial sums, all ones at rest
+  u32* workspace;           // counters in 32 bytes, then partial sums, all ones at rest
   const u8* next_weights;   // image of a later launch or null
   u64 next_bytes;
   int num_products;
@@ -174,9 +174,27 @@ __device__ void call_next_weights(const LinearParams& p) {
   }
 }
 
-// Streams the units of all products into the ring. What lies just behind the first ring is called
-// into the L2, so that memory stays busy while the block waits for the kernel before it. The next
-// kernel may start when the last product does: earlier it would only be in the way.
+// Calls units into the L2, from unit `unit` of product `index` on, in the order of the ring.
+template <class Format>
+__device__ void call_ahead(const LinearParams& p, int index, int unit, int count) {
+#pragma unroll 1
+  while (true) {
+    const Image<Format> image(p.products[index]);
+    const Stretch mine(p.products[index]);
+#pragma unroll 1
+    for (unit = max(unit, mine.begin); unit < mine.end; ++unit) {
+      if (count-- == 0) return;
+      prefetch_global(image.at(unit), image.bytes(unit));
+    }
+    if (++index == p.num_products) return;
+    unit = 0;
+  }
+}
+
+// Streams the units of all products into the ring. Where the ring is full before its first unit of a
+// product is read, what lies behind is called into the L2: memory stays busy while the block waits
+// for the kernel or the product before. The next kernel may start when the last product does:
+// earlier it would only be in the way.
 template <class Format>
 __device__ void fill_ring(const LinearParams& p, const SharedLayout& shared, int lane) {
   const u64 policy = evict_first_policy();
@@ -189,11 +207,7 @@ __device__ void fill_ring(const LinearParams& p, const SharedLayout& shared, int
     const Stretch mine(p.products[index]);
 #pragma unroll 1
     for (int unit = mine.begin; unit < mine.end; ++unit, ++filled) {
-      if (filled == p.stages && lane == 0) {
-        for (int ahead = unit; ahead < min(mine.end, unit + p.lookahead); ++ahead) {
-          prefetch_global(image.at(ahead), image.bytes(ahead));
-        }
-      }
+      if (unit - mine.begin == p.stages && lane == 0) call_ahead<Format>(p, index, unit, p.lookahead);
       if (filled >= p.stages) barrier_wait(shared.empty() + at.stage * 8, at.parity ^ 1);
       fill_shared(shared.ring + at.stage * image.full_bytes, image.at(unit), image.bytes(unit),
                   shared.full + at.stage * 8, policy, lane);
@@ -208,22 +222,28 @@ __device__ __forceinline__ void consumer_barrier() {
   asm volatile("bar.sync 1, %0;" ::"n"(Shape<Format>::kConsumers) : "memory");
 }
 
-// Returns once all blocks of the grid have come here; what they wrote before is then visible. Each
-// meeting flips the top bit of the word and leaves the others set.
+// Words of the workspace, all ones at rest: strips of product i that are in memory; thread blocks
+// that wait for no product any more, the last of which puts all words to rest.
+__device__ __forceinline__ u32* stored_strips(const LinearParams& p, int index) { return p.workspace + index; }
+__device__ __forceinline__ u32* passed_blocks(const LinearParams& p) { return p.workspace + kMaxProducts; }
+
+// Called by a whole warp that has stored a strip.
+__device__ __forceinline__ void report_strip(const LinearParams& p, int index, int lane) {
+  __syncwarp();
+  if (lane != 0) return;
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+  asm volatile("red.add.relaxed.gpu.global.u32 [%0], 1;" ::"l"(stored_strips(p, index)) : "memory");
+}
+
+// Returns once a product is in memory. Then nobody needs x or the residual of the product any more.
 template <class Format>
-__device__ void meet_grid(u32* word, int thread) {
-  consumer_barrier<Format>();
+__device__ void wait_for_product(const LinearParams& p, int index, int thread) {
   if (thread == 0) {
-    const u32 share = blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1u;
-    u32 before, now;
-    asm volatile("fence.acq_rel.gpu;" ::: "memory");
-    asm volatile("atom.add.relaxed.gpu.global.u32 %0, [%1], %2;"
-                 : "=r"(before)
-                 : "l"(word), "r"(0u - share)
-                 : "memory");
+    const u32 strips = (p.products[index].rows + kStripRows - 1) / kStripRows;
+    u32 stored;
     for (u32 polls = 0;; ++polls) {
-      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(word) : "memory");
-      if ((now ^ before) >> 31) break;
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(stored) : "l"(stored_strips(p, index)) : "memory");
+      if (stored == strips - 1) break;
       if (polls == kMaxPolls) __trap();
     }
   }
@@ -531,7 +551,7 @@ __device__ void add_slices(const Product& p, u32 scratch, int warp, int lane,
 // plus row block.
 template <int kTiles>
 __device__ __forceinline__ uint4* partial_of(const LinearParams& launch, const Product& p, int slot, int strip, int lane) {
-  return reinterpret_cast<uint4*>(launch.workspace) + 1 +
+  return reinterpret_cast<uint4*>(launch.workspace) + 2 +
          static_cast<size_t>(slot * p.strips_per_block + strip) * (2 * kTiles * 32) + lane;
 }
 
@@ -641,6 +661,7 @@ __device__ __forceinline__ void finish_piece(const LinearParams& launch, int ind
   const Product& target = product_of(launch, index);
   const Strip strip{piece.row_block * target.strips_per_block + me.strip, opaque(me.lane)};
   finish_strip(target, strip, load_row_scales<Format>(target, strip), sum);
+  if (index + 1 < launch.num_products) report_strip(launch, index, me.lane);
 }
 
 // Constants of a piece's end, into the L2 while there is time.
@@ -745,20 +766,30 @@ __device__ __forceinline__ void consume_product(const LinearParams& p, int index
 }
 
 // Behind the first wait what the kernel before has written may be read, and memory may be written;
-// behind each meeting of the grid, what the product before has written.
+// behind each other, what the product before has written.
 template <class Format, int kTiles>
 __device__ __forceinline__ void consume_ring(const LinearParams& p, const SharedLayout& shared, int thread) {
   RingPosition at;
+  u32 passed = 0;
 #pragma unroll 1
   for (int index = 0; index < p.num_products; ++index) {
-    if (index + 1 == p.num_products) allow_next_kernel();
+    const bool is_last = index + 1 == p.num_products;
+    if (is_last) allow_next_kernel();
     call_norm_weight(product_of(p, index), thread);
     if (index == 0) {
       wait_for_previous_kernel();
     } else {
-      meet_grid<Format>(p.workspace, thread);
+      wait_for_product<Format>(p, index - 1, thread);
+      // The answer is looked at late: nothing waits for it.
+      if (is_last && thread == 0) {
+        asm volatile("atom.add.relaxed.gpu.global.u32 %0, [%1], 1;" : "=r"(passed) : "l"(passed_blocks(p)) : "memory");
+      }
     }
     consume_product<Format, kTiles>(p, index, shared, at, thread);
+  }
+  if (p.num_products > 1 && thread == 0 && passed + 2 == gridDim.x) {
+#pragma unroll 1
+    for (int i = 0; i <= kMaxProducts; ++i) p.workspace[i] = kEmpty;
   }
 }
 

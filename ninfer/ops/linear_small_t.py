@@ -18,10 +18,9 @@ Effects    writes every element of y (and of square_sums if given); y may be res
 Order      which products are added in which order depends on W's shape and format and on the
            plan's thread blocks only: a column's bits do not depend on T or on the other columns,
            nor on what shares the launch
-Workspace  f32 of `workspace_size` elements, at first with every bit set: 4 of which only the
-           grid's barrier knows more, then partial sums, every bit set again after each launch.
-           Blocks wait for each other, so all have to be resident at once: `launch` checks that
-           they fit, and no two launches of such Ops may overlap on different streams
+Workspace  f32 of `workspace_size` elements, every bit set before and after: counters, then partial
+           sums. Blocks wait for each other, so all have to be resident at once: `launch` checks
+           that they fit, and no two launches of such Ops may overlap on different streams
 Errors     OpContractError for a shape, dtype, stride or alignment outside the above
 Tolerance  BF16_REDUCTION
 Source     the definition; the layout follows the ideas of IST-DASLab/marlin
@@ -49,7 +48,7 @@ _OP: Final = "linear_small_t"
 MAX_TOKENS: Final = 16
 MAX_PRODUCTS: Final = 4
 COLUMN_TILE: Final = 8
-BARRIER_ELEMENTS: Final = 4
+_COUNTERS: Final = 8
 """Elements of the workspace ahead of the partial sums."""
 NEXT_UNITS: Final = 4
 _MAX_STAGES: Final = 8
@@ -111,7 +110,7 @@ class RingShape:
     """How one launch uses shared memory; changes nothing of the result.
 
     windows     columns of x held at once, of each product
-    lookahead   units beyond the first ring that are called into the L2 at the start
+    lookahead   units beyond the ring that are called into the L2 at the start of a product
     """
 
     stages: int
@@ -181,7 +180,7 @@ def workspace_size(plan: LinearPlan, max_tokens: int = MAX_TOKENS) -> int:
     slots = plan.thread_blocks + layout.row_blocks
     tiles = -(-max_tokens // COLUMN_TILE)
     sums = slots * layout.strips_per_block * STRIP_ROWS * tiles * COLUMN_TILE
-    return BARRIER_ELEMENTS + sums
+    return _COUNTERS + sums
 
 
 def threads(fmt: WeightFormat) -> int:

@@ -26,7 +26,6 @@ from ninfer.ops.linear_packing import (
     pack_nvfp4,
 )
 from ninfer.ops.linear_small_t import (
-    BARRIER_ELEMENTS,
     Epilogue,
     InputNorm,
     PackedLinear,
@@ -397,7 +396,7 @@ class Layer:
 def test_products_of_one_launch_give_the_bits_of_single_launches(
     device: Device, fmt: WeightFormat, tokens: int
 ) -> None:
-    """The grid meets between products, launch after launch, graph after graph."""
+    """Products wait for each other, launch after launch, graph after graph."""
     cp = device.cp
     layer = Layer.make(device, fmt, tokens)
     start = cp.asarray(random_x(tokens, 1024, seed=7))
@@ -412,9 +411,7 @@ def test_products_of_one_launch_give_the_bits_of_single_launches(
 
     def results() -> list[NDArray[Any]]:
         device.stream.synchronize()
-        rest = cp.asnumpy(workspace.view(cp.uint32))
-        assert (rest[BARRIER_ELEMENTS:] == 0xFFFFFFFF).all()
-        assert rest[0] in (0xFFFFFFFF, 0x7FFFFFFF)
+        assert (cp.asnumpy(workspace.view(cp.uint32)) == 0xFFFFFFFF).all()
         return [cp.asnumpy(item) for item in (layer.hidden, layer.inner, layer.projected)]
 
     def reset() -> None:
