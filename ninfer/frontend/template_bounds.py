@@ -37,7 +37,7 @@ STEPS_PER_CHARACTER: Final = 100
 BASE_CHARACTERS: Final = 2**22
 COPIES: Final = 1000
 """How often a template may copy the whole conversation."""
-BASE_SECONDS: Final = 2.0
+BASE_SECONDS: Final = 1.0
 CHARACTERS_PER_SECOND: Final = 100_000
 MAX_POWER_OPERAND: Final = 1024
 MAX_PRODUCT_BITS: Final = 2**16
@@ -48,7 +48,7 @@ _TIME_INTERVAL: Final = 4
 _ITEMS_PER_CHARACTER: Final = 16
 """Lists are cheap: templates copy them whole to add an item."""
 _WIDE_FORMAT: Final = re.compile(r"\d{5}|\*")
-_LOOP, _JOIN, _TEXT, _LITERAL = "loop steps", "joined text", "counted text", "counted literal"
+_LOOP, _JOIN, _LITERAL = "loop steps", "joined text", "counted literal"
 _STRETCHING: Final = frozenset(
     {
         *("batch", "center", "expandtabs", "format", "format_map", "indent", "join", "ljust"),
@@ -88,7 +88,7 @@ class TemplateBudget:
         if self._until_look < 0:
             self._until_look = _TIME_INTERVAL
             if time.thread_time() > self._deadline:
-                raise TemplateLimit(f"it takes more than {self._seconds:.0f} seconds")
+                raise TemplateLimit(f"it takes more than {self._seconds:.1f} seconds")
 
     def take(self, value: Any) -> Any:
         """Charge for a new value and return it."""
@@ -129,13 +129,12 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
         self.filters |= {
             _LOOP: jinja2.pass_context(_counted_loop),
             _JOIN: jinja2.pass_context(_joined_text),
-            _TEXT: jinja2.pass_context(_counted_text),
             _LITERAL: jinja2.pass_context(_counted_literal),
         }
 
     def bound_filters(self) -> None:
         """Make every filter charge; after the last one has been added."""
-        own = {_LOOP, _JOIN, _TEXT, _LITERAL}
+        own = {_LOOP, _JOIN, _LITERAL}
         for name, function in self.filters.items():
             if name not in own:
                 self.filters[name] = _charging(name, function)
@@ -218,11 +217,6 @@ class _Hooks(NodeTransformer):
         self.generic_visit(node)
         if not isinstance(node.expr, nodes.Const):
             node.expr = _filtered(node.expr, _LITERAL)
-        return node
-
-    def visit_AssignBlock(self, node: nodes.AssignBlock) -> nodes.Node:
-        self.generic_visit(node)
-        node.filter = nodes.Filter(node.filter, _TEXT, [], [], None, None, lineno=node.lineno)
         return node
 
     def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Node:
