@@ -82,6 +82,10 @@ class OutputSession(Protocol):
         natural stop found earlier or at the same token wins over it.
         """
 
+    def goes_on_after(self, token: GeneratedToken) -> bool:
+        """Whether the output surely goes on behind `token`: a preview of it from the present state,
+        without limit, accepts it and has no finish. False when in doubt. Pure."""
+
     def commit(self, preview: OutputPreview) -> None:
         """Adopt a preview made from the present state."""
 

@@ -16,7 +16,7 @@ from enum import Enum, auto
 from types import MappingProxyType
 from typing import Final
 
-from ninfer.contract.errors import InvariantError
+from ninfer.contract.errors import InvariantError, NInferError
 from ninfer.contract.generation import GenerationRequest, Timings, Usage
 from ninfer.contract.program import SequenceHandle
 from ninfer.engine.event_stream import EventStream
@@ -56,6 +56,7 @@ class RequestRecord:
     ticket             order of arrival; names the request in the Scheduler
     budget             most output tokens and why the last of them ends the request
     is_cancelled       the consumer asked for the end
+    failure            of its session, seen while a unit of it runs: it ends when that has run
     completion_tokens  committed output tokens
     reasoning_tokens   of these, as the session counts them
     """
@@ -69,6 +70,7 @@ class RequestRecord:
     phase: Phase = field(default=Phase.WAITING, init=False)
     sequence: SequenceHandle | None = field(default=None, init=False)
     is_cancelled: bool = field(default=False, init=False)
+    failure: NInferError | None = field(default=None, init=False)
     admitted_s: float | None = field(default=None, init=False)
     first_token_s: float | None = field(default=None, init=False)
     last_token_s: float | None = field(default=None, init=False)

@@ -2,9 +2,10 @@
 
     loop:  boundary   take in submissions; cancels, deadlines and queue timeouts; admit
            launch     reserve and start the next unit: a decode batch or a prefill chunk
-           publish    events of the unit before, while the device works
+           show       preview and session.commit of rows that surely went on, while the device works
+           publish    events of the unit before
            complete   wait for the unit
-           settle     preview every row, Program.commit, accounting, session.commit
+           settle     judge every row, preview of those that may end, Program.commit, accounting
 
 A failure of a request's own output session ends that request. Any other failure ends the worker:
 every request is answered with `engine_unavailable`, and `failure` says why.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ninfer.contract.errors import InvariantError, NInferError, Unavailable
@@ -30,13 +31,14 @@ from ninfer.contract.generation import (
     Progress,
 )
 from ninfer.contract.program import PendingBatch, Program, SequenceSpec, UnitKind
+from ninfer.contract.sampling import GeneratedToken
 from ninfer.engine.expiry import Expiry, ExpiryQueue
 from ninfer.engine.inbox import Inbox
 from ninfer.engine.metrics import EngineMetrics
 from ninfer.engine.outbox import Outbox
 from ninfer.engine.request_record import Phase, RequestRecord
 from ninfer.engine.scheduler import DecodeUnit, PrefillUnit, Scheduler, UnitPlan
-from ninfer.engine.settlement import RowVerdict, call_session, judge_row
+from ninfer.engine.settlement import RowVerdict, call_session, judge_row, preview_accepted
 
 _logger = logging.getLogger(__name__)
 
@@ -73,6 +75,7 @@ class Worker:
         self._records: dict[int, RequestRecord] = {}
         self._expiries = ExpiryQueue()
         self._outbox = Outbox()
+        self._unseen: list[tuple[RequestRecord, GeneratedToken]] = []
         self._failure: str | None = None
         self._has_ended = False
         self._last_unit_s = clock()
@@ -118,6 +121,7 @@ class Worker:
         while True:
             self._pass_boundary()
             unit = self._launch_next()
+            self._show_unseen(() if unit is None else unit.records)
             self._outbox.publish()
             if unit is not None:
                 await self._program.complete(unit.batch)
@@ -160,6 +164,7 @@ class Worker:
     def _evict(self) -> None:
         error = self.inbox.take_eviction()
         if error is not None:
+            self._show_unseen(())
             for record in list(self._records.values()):
                 self._end_failed(record, error)
 
@@ -281,9 +286,15 @@ class Worker:
             self._end_failed(record, verdict.error)
         elif verdict.finish is not None:
             self._end_finished(record, verdict.finish, ())
+        elif verdict.token is not None:
+            self._count_tokens(record, 1, now)
+            self._unseen.append((record, verdict.token))
         elif verdict.preview is not None:
             self._count_tokens(record, verdict.preview.accepted, now)
-            self._adopt(record, verdict.preview)
+            try:
+                self._adopt(record, verdict.preview)
+            except NInferError as error:
+                self._end_failed(record, error)
 
     def _count_tokens(self, record: RequestRecord, accepted: int, now: float) -> None:
         if record.first_token_s is None:
@@ -293,14 +304,24 @@ class Worker:
         record.completion_tokens += accepted
         self._metrics.completion_tokens_total += accepted
 
+    def _show_unseen(self, running: Sequence[RequestRecord]) -> None:
+        """Tell the sessions of the tokens that were accepted without them. A request whose session
+        fails ends, one of those with a unit `running` when that has run."""
+        unseen, self._unseen = self._unseen, []
+        for record, token in unseen:
+            try:
+                self._adopt(record, preview_accepted(record, token))
+            except NInferError as error:
+                if record in running:
+                    record.failure = error
+                else:
+                    self._end_failed(record, error)
+
     def _adopt(self, record: RequestRecord, preview: OutputPreview) -> None:
-        try:
-            record.reasoning_tokens = call_session(
-                record, lambda: _commit_session(record.request.session, preview)
-            )
-        except NInferError as error:
-            self._end_failed(record, error)
-            return
+        """Raises NInferError when the session fails."""
+        record.reasoning_tokens = call_session(
+            record, lambda: _commit_session(record.request.session, preview)
+        )
         if preview.finish is not None:
             self._end_finished(record, preview.finish, preview.deltas)
             return
@@ -311,6 +332,9 @@ class Worker:
 
     def _cut_off(self, record: RequestRecord, error: NInferError | None) -> None:
         """End from outside: as cancelled, or with `error`. Text held back is shown first."""
+        self._show_unseen(())
+        if record.ticket not in self._records:
+            return
         try:
             deltas = self._flush(record)
         except NInferError as session_error:

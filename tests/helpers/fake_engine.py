@@ -61,6 +61,9 @@ class NoSession:
     ) -> OutputPreview:
         raise AssertionError("the fake engine has no use for sessions")
 
+    def goes_on_after(self, token: GeneratedToken) -> bool:
+        raise AssertionError("the fake engine has no use for sessions")
+
     def commit(self, preview: OutputPreview) -> None:
         raise AssertionError("the fake engine has no use for sessions")
 

@@ -130,6 +130,9 @@ class _NoSession:
     def preview(self, tokens: Any, limit: Any) -> Any:
         raise NotImplementedError
 
+    def goes_on_after(self, token: Any) -> bool:
+        raise NotImplementedError
+
     def commit(self, preview: Any) -> None:
         raise NotImplementedError
 
