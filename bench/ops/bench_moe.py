@@ -220,13 +220,22 @@ def _measure_many(
             kernels, layer.down, pairs, inner, routed, is_gated=False, stream=ptr, is_chained=True
         )
 
+    def gate_up_portable(_link: int) -> None:
+        moe_grouped.launch(
+            kernels, layer.gate_up, pairs, x, inner, is_gated=True, stream=ptr, is_chained=True,
+            is_portable=True,
+        )  # fmt: skip
+
     def combine(_link: int) -> None:
         moe_combine.launch(
             kernels, routed, weights, x, y, positions=pairs.positions,
             shared=SharedOutput(shared, gates), stream=ptr, is_chained=True,
         )  # fmt: skip
 
-    steps = {"sort": sort, "gate_up": gate_up, "down": down, "combine": combine}
+    steps = {
+        "sort": sort, "gate_up": gate_up, "down": down, "combine": combine,
+        "gate_up portable": gate_up_portable,
+    }  # fmt: skip
     for step in steps.values():
         step(0)
     stream.synchronize()
@@ -234,7 +243,7 @@ def _measure_many(
     rows = []
     for name, step in steps.items():
         timing = time_chain(cp, stream, step, items=4)
-        matrix = {"gate_up": layer.gate_up, "down": layer.down}.get(name)
+        matrix = {"gate_up": layer.gate_up, "down": layer.down}.get(name.split()[0])
         flop = bytes_read = 0
         if matrix is not None:
             flop = 2 * pairs_count * matrix.layout.rows * matrix.layout.columns

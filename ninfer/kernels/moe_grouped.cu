@@ -14,222 +14,39 @@
 // FLOP: 2 N K a sorted row. Bytes: an expert's weights once for every 128 of its rows.
 
 #include "copy_groups.cuh"
-#include "dtypes.cuh"
-#include "expert_matrix.cuh"
 #include "mma.cuh"
-#include "moe_tiles.cuh"
+#include "moe_grouped.cuh"
 #include "pdl.cuh"
 #include "vec.cuh"
-#include "weight_image.cuh"
 
 namespace {
 
-constexpr int kThreads = 256;
 // Where shared memory has room for the stages of two blocks.
 constexpr int kResidentBlocks =
     __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 870 || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1100) ? 2 : 1;
-constexpr int kTileRows = 128;
-constexpr int kTileStrips = kTileRows / 32;
-constexpr int kStageColumns = 64;
-constexpr u32 kRowBytes = kStageColumns * 2;  // of x in a stage
-constexpr u32 kXBytes = kTileTokens * kRowBytes;
 constexpr int kWarpTiles = 4;    // of 16 rows
 constexpr int kWarpColumns = 4;  // of 8 tokens
 
-struct GroupedParams {
-  ExpertMatrix experts;
-  const u16* x;          // [rows, K] bf16
-  u16* y;                // [P, N / 2] or [P, N] bf16
-  const int* rows;       // [P] row of x of a sorted position, or null: the position
-  const int* offsets;    // [E + 1]
-  const int2* tiles;     // {expert, first sorted position}
-  const int* num_tiles;
-  int x_stride, padding;
-};
-static_assert(sizeof(GroupedParams) == 104, "ninfer/ops/moe_grouped.py mirrors this struct");
-
-// A strip's bytes in a stage, and how often a part's columns fill one.
+// Rows of x that share banks differ in this bit of the place of a 16-byte vector.
 template <class Format>
-struct StageShape {
-  static constexpr int kPartsPerStage = Format::kPartColumns == 32 ? 2 : 1;
-  static constexpr int kStagesPerPart = Format::kPartColumns == 128 ? 2 : 1;
-  static constexpr u32 kStripBytes = kImagePartBytes * kPartsPerStage / kStagesPerPart;
-  static constexpr u32 kSlabBytes = Format::kPartSlab > 0 ? Format::kPartSlab : Format::kUnitSlab / 8;
-  static constexpr u32 kWeightBytes = kTileStrips * kStripBytes;
-  static constexpr u32 kBytes = kWeightBytes + (kTileStrips * kSlabBytes + 127) / 128 * 128 + kXBytes;
-  static constexpr int kStages = Format::kPartColumns == 32 ? 3 : 4;
-  // Rows of x that share banks differ in this bit of the place of a 16-byte vector.
-  static constexpr int kSwizzle = Format::kPartColumns == 128 ? 1 : 4;
-};
+constexpr int kSwizzle = Format::kPartColumns == 128 ? 1 : 4;
 
-// Parts of a strip: where column 0 lies, and how far apart columns are.
-struct alignas(16) StripSource {
-  const u8* bytes;
-  u32 column_step;
-  u32 slab_offset;  // from `bytes` to the slab of column 0
-};
-
+// A stage's rows of x. Rows up to the next 32 that are not there become zeros; those behind nobody
+// reads.
 template <class Format>
-__device__ __forceinline__ StripSource strip_source(const ExpertMatrix& m, int expert, int strip) {
-  const int spread = m.shape.strips_per_block, slices = kImagePartsPerUnit / spread;
-  const int block = strip / spread, in_block = strip % spread;
-  const int strips = block == m.shape.row_blocks - 1 ? m.shape.last_strips : spread;
-  StripSource source;
-  source.bytes = m.images + expert * m.image_bytes +
-                 static_cast<u64>(block) * m.shape.units_per_block * image_unit_bytes<Format>(kImagePartsPerUnit) +
-                 in_block * kImagePartBytes;
-  source.column_step = strips * kImagePartBytes;
-  source.slab_offset = strips * slices * kImagePartBytes + in_block * StageShape<Format>::kSlabBytes -
-                       in_block * kImagePartBytes;
-  return source;
-}
-
-// Where a block's copies come from.
-struct Sources {
-  StripSource strips[kTileStrips];
-  u32 rows[kTileTokens];  // of x
-};
-
-template <class Format>
-__device__ __forceinline__ void find_sources(Sources& sources, const GroupedParams& p, int expert, int row_tile,
-                                             int first, int count) {
-  const int thread = threadIdx.x, last = (p.experts.shape.rows + 31) / 32 - 1;
-  if (thread < kTileStrips) {
-    sources.strips[thread] = strip_source<Format>(p.experts, expert, min(row_tile * kTileStrips + thread, last));
-  } else if (thread >= kThreads - kTileTokens) {
-    const int row = thread - (kThreads - kTileTokens), at = first + min(row, count - 1);
-    const int from = p.rows != nullptr ? __ldcg(p.rows + at) : at;
-    sources.rows[row] = from;
-  }
-  __syncthreads();
-}
-
-// One stage's copies.
-template <class Format>
-struct Loader {
-  using Shape = StageShape<Format>;
-  const GroupedParams& p;
-  const Sources& sources;
-  int count, parts, slice_shift;
-
-  __device__ __forceinline__ Loader(const GroupedParams& params, const Sources& from, int num_rows)
-      : p(params), sources(from), count(num_rows) {
-    const int slices = kImagePartsPerUnit / p.experts.shape.strips_per_block;
-    slice_shift = 31 - __clz(slices);
-    parts = p.experts.shape.units_per_block * slices;
-  }
-
-  // Bytes of slabs between two units of a strip's row block.
-  __device__ __forceinline__ u32 slab_step(u32 column_step) const {
-    return ((column_step / kImagePartBytes) << slice_shift) * Format::kPartSlab + Format::kUnitSlab;
-  }
-
-  __device__ __forceinline__ void load(u32 stage, int index) const {
-    load_weights(stage, index);
-    load_x(stage + Shape::kBytes - kXBytes, index);
-  }
-
-  __device__ __forceinline__ void load_weights(u32 stage, int index) const {
-    const int thread = opaque(threadIdx.x);
-    constexpr int kPerStrip = Shape::kStripBytes / 16, kVectors = Shape::kWeightBytes / 16 / kThreads;
-    int column = index / Shape::kStagesPerPart;
-    if constexpr (Shape::kPartsPerStage == 2) column = index * 2 + thread / 128;
-    const u32 within = thread % (kPerStrip < 128 ? kPerStrip : 128) * 16 +
-                       index % Shape::kStagesPerPart * Shape::kStripBytes;
-    const bool is_part = column < parts;
-    if (!is_part) column = 0;
+__device__ __forceinline__ void load_x(const GroupedParams& p, const Sources& sources, u32 tile, int index, int count) {
+  constexpr int kRows = kThreads / 8;
+  static_assert(kRows == kWarpColumns * 8, "the rows that a warp's columns need");
+  const int thread = opaque(threadIdx.x);
+  const int vector = thread % 8, column = index * kStageColumns + vector * 8;
+  const bool is_column = column < p.experts.shape.columns;
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int v = i * kThreads + thread;
-      const StripSource source = sources.strips[v / kPerStrip];
-      u64 offset = static_cast<u64>(column) * source.column_step + within;
-      if constexpr (Shape::kSlabBytes > 0) offset += static_cast<u64>(column >> slice_shift) * slab_step(source.column_step);
-      copy_shared_16(stage + v * 16, source.bytes + offset, is_part);
-    }
-    if constexpr (Shape::kSlabBytes > 0) load_slabs(stage + Shape::kWeightBytes, column);
-  }
-
-  __device__ __forceinline__ void load_slabs(u32 slabs, int column) const {
-    const int thread = opaque(threadIdx.x);
-    constexpr int kPieceBytes = Shape::kSlabBytes < 16 ? 8 : 16, kPieces = Shape::kSlabBytes / kPieceBytes;
-    if (thread >= kTileStrips * kPieces) return;
-    const StripSource source = sources.strips[thread / kPieces];
-    const u32 strips = source.column_step / kImagePartBytes, unit = column >> slice_shift;
-    const u64 unit_bytes = (source.column_step << slice_shift) + slab_step(source.column_step);
-    const u8* from = source.bytes + unit * unit_bytes + source.slab_offset +
-                     (column - (unit << slice_shift)) * strips * Shape::kSlabBytes + thread % kPieces * kPieceBytes;
-    if constexpr (kPieceBytes == 8) {
-      copy_shared_8(slabs + thread * kPieceBytes, from);
-    } else {
-      copy_shared_16(slabs + thread * kPieceBytes, from, true);
-    }
-  }
-
-  // Rows up to the next 32 that are not there become zeros; those behind nobody reads.
-  __device__ __forceinline__ void load_x(u32 tile, int index) const {
-    const int thread = opaque(threadIdx.x);
-    constexpr int kRows = kThreads / 8;
-    static_assert(kRows == 32, "the rows that a warp's columns need");
-    const int vector = thread % 8, column = index * kStageColumns + vector * 8;
-    const bool is_column = column < p.experts.shape.columns;
-#pragma unroll
-    for (int i = 0; i < kTileTokens / kRows; ++i) {
-      const int row = i * kRows + thread / 8;
-      if (i * kRows >= count) break;
-      copy_shared_16(tile + row * kRowBytes + (vector ^ (row % 2 * Shape::kSwizzle)) * 16,
-                     p.x + static_cast<u64>(sources.rows[row]) * p.x_stride + (is_column ? column : 0), is_column && row < count);
-    }
-  }
-};
-
-__device__ __forceinline__ u32 scaled_pair(u32 pair, float scale) {
-  return pack_bf16x2(__uint_as_float(pair << 16) * scale, __uint_as_float(pair & 0xffff0000u) * scale);
-}
-
-// Both fragments of a tile of 16 rows that go with 32 columns of a stage. `tile` counts from the
-// block's first row.
-__device__ __forceinline__ void load_fragments(ImageBf16, u32 stage, int tile, int block, int, int lane,
-                                               uint4 (&a)[2]) {
-  const u32 at = stage + (tile / 2 * 2 + block) * kImagePartBytes + tile % 2 * 512 + lane * 16;
-  a[0] = load_shared_16(at), a[1] = load_shared_16(at + 1024);
-}
-
-__device__ __forceinline__ void load_e4m3(u32 stage, int tile, int block, int lane, uint4 (&a)[2]) {
-  const u32 at = stage + tile / 2 * kImagePartBytes + (block * 2 + tile % 2) * 512 + lane * 16;
-  for_e4m3_fragments(load_shared_16(at), [&](int m, uint4 fragment) { a[m] = fragment; });
-}
-
-__device__ __forceinline__ void load_fragments(ImageE4m3Row, u32 stage, int tile, int block, int, int lane,
-                                               uint4 (&a)[2]) {
-  load_e4m3(stage, tile, block, lane, a);
-}
-
-__device__ __forceinline__ void load_fragments(ImageE4m3Block, u32 stage, int tile, int block, int, int lane,
-                                               uint4 (&a)[2]) {
-  load_e4m3(stage, tile, block, lane, a);
-  const uint2 scales = load_shared_8(stage + StageShape<ImageE4m3Block>::kWeightBytes + tile / 2 * 8);
-  const float low = __uint_as_float(scales.x), high = __uint_as_float(scales.y);
-#pragma unroll
-  for (int m = 0; m < 2; ++m) {
-    a[m] = make_uint4(scaled_pair(a[m].x, low), scaled_pair(a[m].y, high), scaled_pair(a[m].z, low),
-                      scaled_pair(a[m].w, high));
-  }
-}
-
-__device__ __forceinline__ void load_fragments(ImageE2m1, u32 stage, int tile, int block, int half, int lane,
-                                               uint4 (&a)[2]) {
-  const u32 at = stage + tile / 2 * 1024 + tile % 2 * 512 + lane * 16 + block * 8;
-  const uint2 words = load_shared_8(at);
-  const uint2 slab = load_shared_8(stage + StageShape<ImageE2m1>::kWeightBytes + tile / 2 * 256 + lane * 8);
-  const u32 word = half == 0 ? slab.x : slab.y;
-  const u32 pair = tile % 2 == 0 ? e4m3_first_pair(word) : e4m3_second_pair(word);
-  const u32 scale = mul_bf16x2(mul_bf16x2(pair, kTwoTo120), kTwoTo118);
-  const u32 low = __byte_perm(scale, scale, 0x1010), high = __byte_perm(scale, scale, 0x3232);
-#pragma unroll
-  for (int m = 0; m < 2; ++m) {
-    const uint4 pairs = e2m1_pairs(m == 0 ? words.x : words.y);
-    a[m] = make_uint4(mul_bf16x2(pairs.x, low), mul_bf16x2(pairs.y, high), mul_bf16x2(pairs.z, low),
-                      mul_bf16x2(pairs.w, high));
+  for (int i = 0; i < kTileTokens / kRows; ++i) {
+    const int row = i * kRows + thread / 8;
+    if (i * kRows >= count) break;
+    copy_shared_16(tile + row * kRowBytes + (vector ^ (row % 2 * kSwizzle<Format>)) * 16,
+                   p.x + static_cast<u64>(sources.rows[row]) * p.x_stride + (is_column ? column : 0),
+                   is_column && row < count);
   }
 }
 
@@ -240,9 +57,8 @@ struct Accumulators {
 template <class Format>
 __device__ __forceinline__ void multiply_stage(u32 stage, int half, int row_warp, int column_warp, int lane,
                                                Accumulators& sum) {
-  using Shape = StageShape<Format>;
-  const u32 x = stage + Shape::kBytes - kXBytes + (column_warp * 32 + lane / 4) * kRowBytes;
-  const int swizzle = lane / 4 % 2 * Shape::kSwizzle;
+  const u32 x = stage + (column_warp * 32 + lane / 4) * kRowBytes;
+  const int swizzle = lane / 4 % 2 * kSwizzle<Format>;
 #pragma unroll 1
   for (int block = 0; block < 2; ++block) {
     const int vector = Format::kPartColumns == 128 ? lane % 4 * 2 + block : block * 4 + lane % 4;
@@ -252,70 +68,12 @@ __device__ __forceinline__ void multiply_stage(u32 stage, int half, int row_warp
 #pragma unroll
     for (int tile = 0; tile < kWarpTiles; ++tile) {
       uint4 a[2];
-      load_fragments(Format{}, stage, row_warp * kWarpTiles + tile, block, half, lane, a);
+      load_fragments(Format{}, stage + kXBytes, row_warp * kWarpTiles + tile, block, half, lane, a);
 #pragma unroll
       for (int n = 0; n < kWarpColumns; ++n) mma_bf16_16x8x16(sum.at[tile][n], a[0], b[n].x, b[n].y);
 #pragma unroll
       for (int n = 0; n < kWarpColumns; ++n) mma_bf16_16x8x16(sum.at[tile][n], a[1], b[n].z, b[n].w);
     }
-  }
-}
-
-__device__ __forceinline__ float silu(float gate) { return gate / (1.f + __expf(-gate)); }
-
-__device__ __forceinline__ void store_shared_2(u32 address, u16 v) {
-  asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(v) : "memory");
-}
-
-// The tile's results, rows of tokens, in shared memory.
-template <bool kIsGated>
-struct Results {
-  static constexpr int kWidth = kIsGated ? kTileRows / 2 : kTileRows;
-  static constexpr u32 kPitch = (kWidth + 8) * 2;
-};
-
-template <class Format, bool kIsGated>
-__device__ __forceinline__ void give_results(const GroupedParams& p, u32 memory, int expert, int row_tile,
-                                             int row_warp, int column_warp, int lane, const Accumulators& sum) {
-  using Out = Results<kIsGated>;
-#pragma unroll
-  for (int tile = 0; tile < kWarpTiles; ++tile) {
-    const int local = row_warp * kWarpTiles * 16 + tile * 16 + lane / 4;
-    float low_scale = 1.f, high_scale = 1.f;
-    if constexpr (Format::kHasRowScale) {
-      const float* scales = p.experts.row_scales + static_cast<u64>(expert) * p.experts.shape.rows;
-      const int row = row_tile * kTileRows + local, last = p.experts.shape.rows - 1;
-      low_scale = __ldg(scales + min(row, last)), high_scale = __ldg(scales + min(row + 8, last));
-    }
-#pragma unroll
-    for (int n = 0; n < kWarpColumns; ++n) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const u32 token = memory + (column_warp * 32 + n * 8 + lane % 4 * 2 + i) * Out::kPitch;
-        const float low = sum.at[tile][n][i] * low_scale, high = sum.at[tile][n][2 + i] * high_scale;
-        if constexpr (kIsGated) {
-          // Rows 0..7 of a tile are gates, rows 8..15 their ups.
-          const int inner = (row_warp * kWarpTiles + tile) * 8 + lane / 4;
-          store_shared_2(token + inner * 2, float_to_bf16(silu(low) * high));
-        } else {
-          store_shared_2(token + local * 2, float_to_bf16(low));
-          store_shared_2(token + (local + 8) * 2, float_to_bf16(high));
-        }
-      }
-    }
-  }
-}
-
-template <bool kIsGated>
-__device__ __forceinline__ void store_results(const GroupedParams& p, u32 memory, int row_tile, int first, int count) {
-  using Out = Results<kIsGated>;
-  constexpr int kVectors = Out::kWidth / 8;
-  const int width = kIsGated ? p.experts.shape.rows / 2 : p.experts.shape.rows;
-  for (int i = threadIdx.x; i < count * kVectors; i += kThreads) {
-    const int token = i / kVectors, vector = i % kVectors, column = row_tile * Out::kWidth + vector * 8;
-    if (column >= width) continue;
-    const uint4 v = load_shared_16(memory + token * Out::kPitch + vector * 16);
-    *reinterpret_cast<uint4*>(p.y + static_cast<u64>(first + token) * width + column) = v;
   }
 }
 
@@ -328,18 +86,21 @@ __device__ __forceinline__ void grouped(const GroupedParams& p) {
   wait_for_previous_kernel();
   const int row_tile = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (static_cast<int>(blockIdx.y) >= __ldcg(p.num_tiles)) return;
-  const int2 tile = __ldcg(p.tiles + blockIdx.y);
-  const int expert = tile.x, first = tile.y;
+  const int2 place = __ldcg(p.tiles + blockIdx.y);
+  const int expert = place.x, first = place.y;
   const int count = min(__ldcg(p.offsets + expert + 1) - first, kTileTokens);
   const int row_warp = warp % 2, column_warp = warp / 2;
   const bool has_work = column_warp * 32 < count;
   const u32 ring = shared_address(memory);
   const int stages = (p.experts.shape.columns + kStageColumns - 1) / kStageColumns;
   find_sources<Format>(sources, p, expert, row_tile, first, count);
-  const Loader<Format> loader(p, sources, count);
+  const WeightLoader<Format> weights(p, sources);
 #pragma unroll
   for (int s = 0; s < Shape::kStages - 1; ++s) {
-    if (s < stages) loader.load(ring + s * Shape::kBytes, s);
+    if (s < stages) {
+      load_x<Format>(p, sources, ring + s * Shape::kBytes, s, count);
+      weights.load(ring + s * Shape::kBytes + kXBytes, s);
+    }
     copy_group_commit();
   }
   Accumulators sum;
@@ -351,7 +112,10 @@ __device__ __forceinline__ void grouped(const GroupedParams& p) {
     copy_group_wait<Shape::kStages - 2>();
     __syncthreads();
     const int ahead = s + Shape::kStages - 1;
-    if (ahead < stages) loader.load(ring + free_slot * Shape::kBytes, ahead);
+    if (ahead < stages) {
+      load_x<Format>(p, sources, ring + free_slot * Shape::kBytes, ahead, count);
+      weights.load(ring + free_slot * Shape::kBytes + kXBytes, ahead);
+    }
     copy_group_commit();
     if (has_work) multiply_stage<Format>(ring + slot * Shape::kBytes, s % 2, row_warp, column_warp, lane, sum);
     slot = slot + 1 == Shape::kStages ? 0 : slot + 1;
@@ -359,7 +123,13 @@ __device__ __forceinline__ void grouped(const GroupedParams& p) {
   }
   copy_group_wait<0>();
   __syncthreads();
-  if (has_work) give_results<Format, kIsGated>(p, ring, expert, row_tile, row_warp, column_warp, lane, sum);
+  if (has_work) {
+#pragma unroll
+    for (int tile = 0; tile < kWarpTiles; ++tile) {
+      give_results<Format, kIsGated>(p, ring, expert, row_tile, row_warp * kWarpTiles + tile, column_warp * 32, lane,
+                                     sum.at[tile]);
+    }
+  }
   __syncthreads();
   store_results<kIsGated>(p, ring, row_tile, first, count);
 }

@@ -11,8 +11,9 @@ Dtypes     x and y bf16; f32 accumulation; fp8_block's W is rounded to bf16 once
            formats is exact
 Effects    writes every element of y
 Order      which products are added in which order depends on W's shape and format alone: a pair's
-           bits do not depend on other pairs. They are not the bits of moe_small_t, which splits K
-           among warps
+           bits do not depend on other pairs, nor on how many there are. They are not the bits of
+           moe_small_t, which splits K among warps: a prompt's border between chunks of up to 16
+           tokens and longer ones shows in roundings, other borders do not
 Workspace  none
 Errors     OpContractError for a shape, dtype, stride or alignment outside the above
 Tolerance  BF16_REDUCTION
@@ -37,6 +38,8 @@ _OP: Final = "moe_grouped"
 
 _TILE_ROWS: Final = 128
 _THREADS: Final = 256
+_WGMMA_ARCHITECTURE: Final = "sm_90a"
+_WGMMA_ALIGNMENT: Final = 1024
 _X_BYTES: Final = TILE_TOKENS * 128
 _STAGES: Final = {
     WeightFormat.BF16: (3, 16384),
@@ -64,11 +67,13 @@ def launch(
     is_gated: bool,
     stream: int,
     is_chained: bool = False,
+    is_portable: bool = False,
 ) -> None:
     """Queue y on `stream`; returns before it has run.
 
-    is_gated     gate_up, with rows of x by token; otherwise down, with rows of x in sorted order
-    is_chained   may start while the kernel ahead of it in the stream still runs
+    is_gated      gate_up, with rows of x by token; otherwise down, with rows of x in sorted order
+    is_chained    may start while the kernel ahead of it in the stream still runs
+    is_portable   for tests: the kernel of other architectures, where this one has its own
     """
     layout = weights.layout
     num_experts = view_of(_OP, "images", weights.images, "uint8", 2).shape[0]
@@ -96,12 +101,22 @@ def launch(
         params[name] = require_view(_OP, name, array, "int32", shape, alignment_bytes=4).address
     if not is_gated:
         params["rows"] = 0
-    stages, weight_bytes = _STAGES[layout.format]
-    shared_bytes = stages * (weight_bytes + _X_BYTES)
-    name = "gate_up" if is_gated else "down"
-    function = kernels.function("moe_grouped", f"moe_grouped_{name}_{layout.format.value}")
+    has_own = kernels.limits.architecture == _WGMMA_ARCHITECTURE and not is_portable
+    family = "moe_grouped_wgmma" if has_own else "moe_grouped"
+    shared_bytes = _shared_bytes(layout.format, _WGMMA_ALIGNMENT if has_own else 0)
+    entry = f"{family}_{'gate_up' if is_gated else 'down'}_{layout.format.value}"
+    function = kernels.function(family, entry)
     function.reserve_shared(shared_bytes)
     function.launch(
         (-(-layout.rows // _TILE_ROWS), tiles, 1), (_THREADS, 1, 1), params, stream=stream,
         shared_bytes=shared_bytes, programmatic=is_chained,
     )  # fmt: skip
+
+
+def _shared_bytes(fmt: WeightFormat, alignment: int) -> int:
+    """Of all stages, each aligned to `alignment` bytes if that is not 0."""
+    stages, weight_bytes = _STAGES[fmt]
+    stage_bytes = _X_BYTES + weight_bytes
+    if alignment == 0:
+        return stages * stage_bytes
+    return stages * (-(-stage_bytes // alignment) * alignment) + alignment

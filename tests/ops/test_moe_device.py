@@ -83,9 +83,13 @@ def test_the_part_of_a_strip_is_where_the_kernel_looks(fmt: WeightFormat, strips
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("shared_bytes", [99 * 1024, 227 * 1024])
-def test_every_tile_has_a_block_and_fits(fmt: WeightFormat, shared_bytes: int) -> None:
-    limits = dataclasses.replace(H200, shared_bytes_per_block=shared_bytes)
+@pytest.mark.parametrize(("architecture", "kilobytes"), [("sm_86", 99), ("sm_90a", 227)])
+def test_every_tile_has_a_block_and_fits(
+    fmt: WeightFormat, architecture: str, kilobytes: int
+) -> None:
+    limits = dataclasses.replace(
+        H200, architecture=architecture, shared_bytes_per_block=kilobytes * 1024
+    )
     kernels = RecordingLibrary(limits)
     layout = ImageLayout.of(fmt, 1024, 2048)
     scales = ShapeOnly((256, 1024), "float32") if fmt.has_row_scale else None
@@ -97,6 +101,7 @@ def test_every_tile_has_a_block_and_fits(fmt: WeightFormat, shared_bytes: int) -
     launch = kernels.only()
     assert launch.grid == (8, 32 + 256, 1)
     assert launch["rows"] != 0
+    assert ("wgmma" in launch.family) == (architecture == "sm_90a")
     assert launch.arguments.dtype.itemsize == struct_bytes("moe_grouped", "GroupedParams")
 
 
@@ -303,7 +308,7 @@ def lopsided_ids(tokens: int, num_experts: int, count: int) -> NDArray[np.int32]
 
 def run_grouped(
     device: Device, weights: tuple[ExpertWeights, ExpertWeights], ids: NDArray[np.int32],
-    x: NDArray[np.uint16],
+    x: NDArray[np.uint16], *, is_portable: bool,
 ) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:  # fmt: skip
     """Inner values and results by pair; outputs poisoned and fenced."""
     cp, stream = device.cp, device.stream.ptr
@@ -313,11 +318,11 @@ def run_grouped(
     y = Fenced(cp, (ids.size, weights[1].layout.rows), "uint16")
     moe_grouped.launch(
         device.kernels, weights[0], pairs, cp.asarray(x), inner.array, is_gated=True,
-        stream=stream,
+        stream=stream, is_portable=is_portable,
     )  # fmt: skip
     moe_grouped.launch(
         device.kernels, weights[1], pairs, inner.array, y.array, is_gated=False, stream=stream,
-        is_chained=True,
+        is_chained=True, is_portable=is_portable,
     )  # fmt: skip
     device.stream.synchronize()
     positions = moe_pairs.reference(ids, num_experts)[0]
@@ -325,6 +330,7 @@ def run_grouped(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("is_portable", [False, True])
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize(
     ("hidden", "inner", "num_experts", "count", "tokens"),
@@ -333,7 +339,7 @@ def run_grouped(
 )  # fmt: skip
 def test_grouped_products_match_float64(
     device: Device, fmt: WeightFormat, hidden: int, inner: int, num_experts: int, count: int,
-    tokens: int,
+    tokens: int, is_portable: bool,
 ) -> None:  # fmt: skip
     if fmt is WeightFormat.NVFP4:
         hidden = -(-hidden // 16) * 16
@@ -343,7 +349,7 @@ def test_grouped_products_match_float64(
     x = random_bf16((tokens, hidden), 3)
     x[7] = float_to_bf16((bf16_to_float(x[7]) * 1e4).astype(np.float32))
     weights = upload_experts(device, gate_up), upload_experts(device, down)
-    middle, y = run_grouped(device, weights, ids, x)
+    middle, y = run_grouped(device, weights, ids, x, is_portable=is_portable)
     flat = ids.ravel()
     for expert in np.unique(flat):
         chosen = np.flatnonzero(flat == expert)
@@ -355,19 +361,22 @@ def test_grouped_products_match_float64(
         want = got @ decoded(down[expert], is_gated=False).T
         error = np.linalg.norm(wide(y[chosen]) - want, axis=1) / np.linalg.norm(want, axis=1)
         assert error.max() <= 4e-3
-    part_middle, part_y = run_grouped(device, weights, ids[3:14], x[3:14])
+    part_middle, part_y = run_grouped(device, weights, ids[3:14], x[3:14], is_portable=is_portable)
     assert (part_middle == middle[3 * count : 14 * count]).all()
     assert (part_y == y[3 * count : 14 * count]).all()
     x[5] = 0x7FC0
-    _, broken = run_grouped(device, weights, ids, x)
+    _, broken = run_grouped(device, weights, ids, x, is_portable=is_portable)
     others = np.arange(ids.size) // count != 5
     assert (broken[others] == y[others]).all()
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("is_portable", [False, True])
 @pytest.mark.parametrize("strips", [1, 2, 4, 8])
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_grouped_products_read_every_layout(device: Device, fmt: WeightFormat, strips: int) -> None:
+def test_grouped_products_read_every_layout(
+    device: Device, fmt: WeightFormat, strips: int, is_portable: bool
+) -> None:
     """Row blocks of several strips, the last one shorter; columns that end inside a unit."""
     hidden, inner, tokens = 32 * strips + 48, 272, 40
     gate_up = make_experts(ImageLayout(fmt, 2 * inner, hidden, strips), 2, is_gated=True)
@@ -375,7 +384,7 @@ def test_grouped_products_read_every_layout(device: Device, fmt: WeightFormat, s
     ids = np.array([[t % 2] for t in range(tokens)], np.int32)
     x = random_bf16((tokens, hidden), 3)
     weights = upload_experts(device, gate_up), upload_experts(device, down)
-    middle, y = run_grouped(device, weights, ids, x)
+    middle, y = run_grouped(device, weights, ids, x, is_portable=is_portable)
     for t in range(tokens):
         want = swiglu.reference(wide(x[t : t + 1]) @ decoded(gate_up[t % 2], is_gated=True).T)[0]
         assert np.linalg.norm(wide(middle[t]) - want) <= 6e-3 * np.linalg.norm(want)
