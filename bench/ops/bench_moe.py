@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--many", default="128,512,2048,8192")
     arguments = parser.parse_args()
     cp.cuda.Device(0).use()
-    kernels = KernelLibrary.open(cache_dir=Path("/tmp/ninfer-bench-kernels"))
+    kernels = KernelLibrary.open()
     stream = cp.cuda.Stream(non_blocking=True)
     stream.use()
     read_rate = measure_read_rate(cp, kernels, stream, total_bytes=8 << 30)
