@@ -46,16 +46,17 @@ class ModulePatterns:
     def compiled(cls, style: PatternStyle, patterns: Iterable[str]) -> ModulePatterns:
         """Raises ValueError, naming the pattern, for a bad regular expression."""
         names: list[str] = []
+        wildcards: list[str] = []
         expressions: list[re.Pattern[str]] = []
         for pattern in patterns:
-            expression = _expression(style, pattern)
-            if expression is None:
+            if style is PatternStyle.EXACT and pattern.startswith(_REGEX_PREFIX):
+                expressions.append(_expression(pattern))
+            elif style is PatternStyle.WILDCARD and any(sign in pattern for sign in "*?["):
+                wildcards.append(fnmatch.translate(pattern))
+            else:
                 names.append(pattern)
-                continue
-            try:
-                expressions.append(re.compile(expression))
-            except re.error as error:
-                raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        if wildcards:
+            expressions.append(re.compile("|".join(wildcards)))
         return cls(style, frozenset(names), tuple(expressions))
 
     def match(self, module: str) -> bool:
@@ -73,20 +74,19 @@ class ModulePatterns:
         yield module
         if self.style is PatternStyle.EXACT or not self.names:
             return
-        pieces = module.split(".")
-        for count in range(1, len(pieces)):
-            yield ".".join(pieces[:count])
+        dot = module.find(".")
+        while dot >= 0:
+            yield module[:dot]
             if self.style is PatternStyle.ANYWHERE:
-                yield ".".join(pieces[count:])
+                yield module[dot + 1 :]
+            dot = module.find(".", dot + 1)
 
 
-def _expression(style: PatternStyle, pattern: str) -> str | None:
-    """What to compile, None for a plain name."""
-    if style is PatternStyle.EXACT and pattern.startswith(_REGEX_PREFIX):
-        return pattern.removeprefix(_REGEX_PREFIX)
-    if style is PatternStyle.WILDCARD and any(sign in pattern for sign in "*?["):
-        return fnmatch.translate(pattern)
-    return None
+def _expression(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern.removeprefix(_REGEX_PREFIX))
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
 
 
 def _spellings(module: str) -> tuple[str, ...]:

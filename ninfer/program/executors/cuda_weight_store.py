@@ -23,6 +23,7 @@ from ninfer.ops.expert_weights import ExpertWeights
 from ninfer.ops.float_codecs import HalfArray, bf16_to_float, float_to_bf16
 from ninfer.ops.linear_packing import (
     E2M1_SHIFT,
+    SCALE_BLOCK,
     SCALE_GROUP,
     ImageLayout,
     WeightFormat,
@@ -67,7 +68,10 @@ class WeightStore:
         self._matrices = {matrix.name: matrix for matrix in plan.matrices}
         self._images = {matrix.name: matrix.take(arena) for matrix in plan.matrices}
         self._missing = {*self._vectors, *self._matrices}
-        self._staging_bytes = max(_staging_bytes(matrix.layout) for matrix in plan.matrices)
+        kept = {image.matrix.name for images in plan.encoded.values() for image in images}
+        self._staging_bytes = max(
+            _staging_bytes(matrix.layout, is_kept=matrix.name in kept) for matrix in plan.matrices
+        )
         self._staging = driver.allocate(self._staging_bytes)
 
     def put(self, name: str, weight: Float32Array | HalfArray) -> None:
@@ -314,12 +318,17 @@ def bf16_codes(values: Float32Array) -> HalfArray:
     return float_to_bf16(values)
 
 
-def _staging_bytes(layout: ImageLayout) -> int:
-    """Row-major bf16 and what a quantiser makes of it: codes, scales and a word."""
+def _staging_bytes(layout: ImageLayout, *, is_kept: bool) -> int:
+    """Codes and scales that are kept; else row-major bf16 and what a quantiser makes of it: codes,
+    scales and a word."""
     values = layout.rows * layout.columns
-    sizes = [2 * values]
+    rows = [2 * values]
     if layout.format is WeightFormat.NVFP4:
-        sizes += [values // 2, values // SCALE_GROUP, 4]
-    elif layout.format is not WeightFormat.BF16:
-        sizes += [values, 4 * layout.rows]
+        codes = [values // 2, values // SCALE_GROUP, 4]
+    elif layout.format is WeightFormat.BF16:
+        codes = []
+    else:
+        blocks = (-(-layout.rows // SCALE_BLOCK) + 1) * -(-layout.columns // SCALE_BLOCK)
+        codes = [values, 4 * max(layout.rows, blocks)]
+    sizes = codes if is_kept and codes else rows + codes
     return sum(-(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for size in sizes)
