@@ -756,7 +756,7 @@ __device__ __forceinline__ void consume_product(const LinearParams& p, int index
         move_window<Format>(p, product_of(p, index), shared, window, piece, unit, mine.end, unit == mine.begin, thread);
       }
       const int count = min(piece.end, window.end) - unit;
-      const Consumer<Format> me(product_of(p, index), thread);
+      const Consumer<Format> me(product_of(p, index), opaque(thread));
       const Reader<Format, kTiles> from(product_of(p, index), me, piece.strips, shared.window(p), unit - window.begin);
       multiply_units(shared, at, p.stages, from, count, me.lane, sum);
       unit += count;
