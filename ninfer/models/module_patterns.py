@@ -26,6 +26,12 @@ from typing import Final
 EVERY_LINEAR: Final = "Linear"
 _REGEX_PREFIX: Final = "re:"
 _WRAPPER: Final = "language_model."
+MAX_REPEATS: Final = 5
+MAX_CHARACTERS: Final = 1000
+_ATOM: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
+"""An escape or a set of characters."""
+_INNER_GROUP: Final = re.compile(r"\((?:\?[:=!])?([^()]*)\)([*+{]?)")
+_REPEAT: Final = re.compile(r"[*+]|\{\d*,")
 
 
 class PatternStyle(Enum):
@@ -44,7 +50,8 @@ class ModulePatterns:
 
     @classmethod
     def compiled(cls, style: PatternStyle, patterns: Iterable[str]) -> ModulePatterns:
-        """Raises ValueError, naming the pattern, for a bad regular expression."""
+        """Raises ValueError, naming the pattern, for a regular expression that is none or could
+        take for ever."""
         names: list[str] = []
         wildcards: list[str] = []
         expressions: list[re.Pattern[str]] = []
@@ -83,10 +90,30 @@ class ModulePatterns:
 
 
 def _expression(pattern: str) -> re.Pattern[str]:
+    expression = pattern.removeprefix(_REGEX_PREFIX)
+    if _may_not_end(expression):
+        raise ValueError(f"{pattern!r} repeats too much to be matched in time")
     try:
-        return re.compile(pattern.removeprefix(_REGEX_PREFIX))
-    except re.error as error:
+        return re.compile(expression)
+    except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+
+
+def _may_not_end(expression: str) -> bool:
+    """Whether a name could be split among the repeats in too many ways: repeats or alternatives
+    inside a repeated group, more than MAX_REPEATS repeats, or no sane length."""
+    if len(expression) > MAX_CHARACTERS:
+        return True
+    text = _ATOM.sub("x", expression)
+    if len(_REPEAT.findall(text)) > MAX_REPEATS:
+        return True
+    while (group := _INNER_GROUP.search(text)) is not None:
+        content, repeat = group.groups()
+        is_varied = any(sign in content for sign in "*+?{|")
+        if repeat and is_varied:
+            return True
+        text = text[: group.start()] + ("x?" if is_varied else "x") + repeat + text[group.end() :]
+    return False
 
 
 def _spellings(module: str) -> tuple[str, ...]:

@@ -102,10 +102,12 @@ class Quantisation:
 
 def parse_quantisation(config: Fields) -> Quantisation | None:
     """What config.json says, or its text_config. Raises ModelFileError."""
-    for key in CONFIG_KEYS:
-        if config.has(key):
-            return _parse_method(config.child(key))
-    return parse_quantisation(config.child("text_config")) if config.has("text_config") else None
+    places = [config, config.child("text_config")] if config.has("text_config") else [config]
+    for fields in places:
+        for key in CONFIG_KEYS:
+            if fields.has(key):
+                return _parse_method(fields.child(key))
+    return None
 
 
 def parse_modelopt_file(document: Fields) -> Quantisation:

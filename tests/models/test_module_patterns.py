@@ -64,3 +64,22 @@ def test_one_of_many_is_enough_and_none_means_nothing() -> None:
 def test_a_bad_expression_is_named() -> None:
     with pytest.raises(ValueError, match=r"'re:\(' is no regular expression"):
         ModulePatterns.compiled(EXACT, ["lm_head", "re:("])
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["(a+)+$", "([a-z._0-9]+)*!", "(a|a)*b", "((ab)+c){2,}", "(?:x?y?)+", r"(\w+\.)*\w+!",
+     ".*.*.*.*.*.*!", "(a|aa)+$", "(" * 900, "()" * 1000],
+)  # fmt: skip
+def test_expressions_that_could_take_for_ever_are_refused(pattern: str) -> None:
+    with pytest.raises(ValueError, match="re:"):
+        ModulePatterns.compiled(EXACT, [f"re:{pattern}"])
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [r".*layers\.\d+\.mlp\.experts\.\d+\..*", ".*(self_attn|linear_attn).*", r"model\.(a|b)\.[+*]+",
+     "(abc)+", r"(?:visual|merger)\..*", r"layers\.(1|2)?[0-9]\.", "[]*+]*", r"\(a+\)+"],
+)  # fmt: skip
+def test_expressions_of_real_lists_are_taken(pattern: str) -> None:
+    ModulePatterns.compiled(EXACT, [f"re:{pattern}"])

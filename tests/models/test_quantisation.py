@@ -238,3 +238,10 @@ def test_any_value_of_any_key_is_read_or_refused_with_its_name(
         assert found is not None
         found.scheme_of(Q)
     assert named.startswith("quantization_config")
+
+
+def test_text_configurations_inside_each_other_are_not_followed() -> None:
+    config: Document = {"quantization_config": {"quant_method": "fp8"}}
+    for _ in range(1000):
+        config = {"text_config": config}
+    assert parse_quantisation(Fields(Path("config.json"), config)) is None
