@@ -18,14 +18,19 @@ from ninfer.contract.errors import InvariantError, NInferError, OptionError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line; returns the exit code.
+
+    `argv` None is the process's own; then an interrupt ends it here, because Python's end would
+    wait for threads that are at work, such as the tokenising of a long text.
+    """
     arguments = sys.argv[1:] if argv is None else argv
     _prepare_streams()
     console = Console.of_process(sys.stdin, sys.stdout, sys.stderr, os.environ)
-    try:
-        return _run(arguments, console)
-    finally:
-        _flush_stderr()
+    code = _run(arguments, console)
+    _flush_stderr()
+    if code == ExitCode.INTERRUPTED and argv is None:
+        os._exit(code)
+    return code
 
 
 def _run(arguments: Sequence[str], console: Console) -> int:
