@@ -19,6 +19,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 
 from ninfer.contract.errors import ModelFileError, RequestError
+from ninfer.contract.printable import printable
 from ninfer.frontend.control_text import strings_of
 from ninfer.frontend.template_bounds import (
     BoundedSandbox,
@@ -180,7 +181,7 @@ def _strftime_now(pattern: str) -> str:
 def _describe(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "the chat template nests too deeply for this conversation"
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = printable(" ".join(str(error).split())) or type(error).__name__
     if isinstance(error, jinja2.TemplateError) and not isinstance(error, jinja2.UndefinedError):
         return f"the chat template refuses this conversation: {text}"
     return f"the chat template fails on this conversation: {text}"
