@@ -20,12 +20,12 @@ from jinja2.parser import Parser
 
 from ninfer.contract.errors import ModelFileError, RequestError
 from ninfer.contract.printable import printable
-from ninfer.frontend.control_text import strings_of
 from ninfer.frontend.template_bounds import (
     BoundedSandbox,
     TemplateBudget,
     TemplateLimit,
     render_bounded,
+    size_of,
 )
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
@@ -119,8 +119,7 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        num_characters = sum(1 + len(text) for text in strings_of(context))
-        return render_bounded(self._template, context, TemplateBudget(num_characters))
+        return render_bounded(self._template, context, TemplateBudget(size_of(context)))
 
     def _error(self, message: str, line: int | None = None) -> ModelFileError:
         places = [] if self.path.suffix == ".jinja" else ["chat_template"]

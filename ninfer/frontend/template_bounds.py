@@ -70,7 +70,7 @@ class TemplateLimit(SecurityError):
 
 
 class TemplateBudget:
-    """What one render may still use. `num_characters` is the size of what it is given."""
+    """What one render may still use. `num_characters` is `size_of` what it is given."""
 
     def __init__(self, num_characters: int) -> None:
         self.max_characters = BASE_CHARACTERS + COPIES * num_characters
@@ -108,6 +108,22 @@ class TemplateBudget:
         """Refuse a result of this size before it is made."""
         if num_characters > self.max_characters:
             raise TemplateLimit("it writes too much: a result that is too long")
+
+
+def size_of(value: Any) -> int:
+    """Characters of all texts in a JSON-like value, and one for each thing it holds."""
+    size, rest = 0, [value]
+    while rest:
+        item = rest.pop()
+        size += 1
+        if isinstance(item, str):
+            size += len(item)
+        elif isinstance(item, Mapping):
+            rest.extend(item)
+            rest.extend(item.values())
+        elif isinstance(item, list | tuple):
+            rest.extend(item)
+    return size
 
 
 class BoundedContext(Context):

@@ -194,6 +194,13 @@ def test_a_long_conversation_stays_within_bounds() -> None:
         assert len(text) > sum(len(message["content"]) for message in messages)
 
 
+def test_many_numbers_in_arguments_stay_within_bounds() -> None:
+    numbers = {"role": "user", "content": "Hi", "arguments": {"data": [[1, 2.5, None]] * 100_000}}
+    source = "{% for m in messages %}{{ m.arguments|tojson }}{% endfor %}"
+    text = ChatTemplate(source).render([numbers], add_generation_prompt=False)
+    assert text.count("2.5") == 100_000
+
+
 def test_a_budget_grows_with_what_it_is_for() -> None:
     small, large = TemplateBudget(10), TemplateBudget(1_000_000)
     large.take_characters(500_000_000)
