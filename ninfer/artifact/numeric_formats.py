@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ninfer.contract.arrays import Float32Array
 
@@ -26,6 +27,7 @@ DTYPE_BITS: Final = MappingProxyType(
 )  # fmt: skip
 """Bits of one element of every dtype a safetensors header may name."""
 
+_E4M3_MAGNITUDE: Final = 0x7F
 CHUNK_ELEMENTS: Final = 1 << 20
 """Elements handled at a time, so that temporaries stay small however large a tensor is."""
 
@@ -43,9 +45,7 @@ class FloatFormat:
 
     def is_finite(self, raw: memoryview) -> bool:
         """Whether no element of `raw` is infinite or NaN."""
-        codes = np.frombuffer(raw, f"<u{self.item_bytes}")
-        mask = codes.dtype.type(self.exponent_mask)
-        return not bool(((codes & mask) == mask).any())
+        return not _has_all_set(np.frombuffer(raw, f"<u{self.item_bytes}"), self.exponent_mask)
 
     def widen(self, raw: memoryview, out: Float32Array) -> None:
         """Write the elements of `raw` to `out` [n], exactly."""
@@ -72,22 +72,17 @@ FLOAT_FORMATS: Final = MappingProxyType(
 )
 """The formats weights may have."""
 
-_SEVEN_BITS: Final = np.uint64(0x7F7F_7F7F_7F7F_7F7F)
-_ONES: Final = np.uint64(0x0101_0101_0101_0101)
-
 
 def has_e4m3_nan(raw: memoryview) -> bool:
     """Whether a code of `raw` is NaN."""
+    codes = np.frombuffer(raw, np.uint8)
     return any(
-        _has_all_ones(raw[start : start + CHUNK_ELEMENTS])
-        for start in range(0, len(raw), CHUNK_ELEMENTS)
+        _has_all_set(codes[start : start + CHUNK_ELEMENTS], _E4M3_MAGNITUDE)
+        for start in range(0, codes.size, CHUNK_ELEMENTS)
     )
 
 
-def _has_all_ones(raw: memoryview) -> bool:
-    """Whether the low seven bits of a byte are all set: then adding one carries into the eighth."""
-    whole = len(raw) // 8 * 8
-    words = np.frombuffer(raw[:whole], "<u8") & _SEVEN_BITS
-    if bool(((words + _ONES) & ~_SEVEN_BITS).any()):
-        return True
-    return any(code & 0x7F == 0x7F for code in raw[whole:])
+def _has_all_set(codes: NDArray[np.unsignedinteger[Any]], mask: int) -> bool:
+    """Whether all bits of `mask` are set in a code; its largest value is all of them."""
+    masked = codes & codes.dtype.type(mask)
+    return masked.size > 0 and int(masked.max()) == mask

@@ -136,10 +136,11 @@ def _bytes_by_dtype(source: ModelSource) -> dict[str, int]:
 
 def _encoded_parameters(source: ModelSource) -> dict[str, int]:
     counts: dict[str, int] = {}
+    all_bands = source.bands
     for item in source.objects:
         if item.component != "text":
             continue
-        bands = source.bands[item.name]
+        bands = all_bands[item.name]
         row = math.prod(item.shape) // sum(band.num_rows for band in bands)
         for band in bands:
             if band.encoding is not WeightEncoding.FLOAT:

@@ -236,9 +236,13 @@ class WeightStore:
 
     def _uploaded(self, staging: Arena, parts: Sequence[NDArray[Any] | None]) -> DeviceTensor:
         """The parts, stacked along rows, in staging memory."""
-        array = _stacked(parts)
-        tensor = staging.take(array.shape, array.dtype.name)
-        self._driver.upload(tensor.address, array)
+        arrays = [np.ascontiguousarray(array) for array in _present(parts)]
+        shape = (sum(array.shape[0] for array in arrays), *arrays[0].shape[1:])
+        tensor = staging.take(shape, arrays[0].dtype.name)
+        address = tensor.address
+        for array in arrays:
+            self._driver.upload(address, array)
+            address += array.nbytes
         self._driver.synchronize()
         return tensor
 
@@ -293,11 +297,15 @@ class WeightStore:
 
 
 def _stacked(parts: Sequence[NDArray[Any] | None]) -> NDArray[Any]:
-    """Arrays of the same plane, one behind the other; a single one is not copied."""
+    """Arrays of the same plane, one behind the other."""
+    return np.concatenate(_present(parts))
+
+
+def _present(parts: Sequence[NDArray[Any] | None]) -> list[NDArray[Any]]:
     arrays = [part for part in parts if part is not None]
     if len(arrays) != len(parts):
         raise InvariantError("a band lacks a plane of its encoding")
-    return np.ascontiguousarray(arrays[0] if len(arrays) == 1 else np.concatenate(arrays))
+    return arrays
 
 
 def _as_dtype(part: Float32Array | HalfArray, dtype: str) -> NDArray[Any]:
