@@ -30,14 +30,17 @@ from tests.helpers import executor_driver as driver
 
 
 @dataclass(eq=False)
-class ExpertLog:
-    """`parts` of each layer with experts, in order: expert ids [t, k] of one unit after another."""
+class RouterLog:
+    """`parts` of each layer with experts, in order: router logits [t, E] of unit after unit."""
 
-    parts: list[list[NDArray[np.int32]]] = field(default_factory=list)
+    experts_per_token: int
+    parts: list[list[Float32Array]] = field(default_factory=list)
 
-    def choices(self) -> NDArray[np.int32]:
-        """[layers, n, k] of all inputs since the log began."""
-        return np.array([np.concatenate(layer) for layer in self.parts])
+    def choices(self) -> NDArray[np.int64]:
+        """Experts [layers, n, k] of all inputs since the log began, as the router chooses them."""
+        logits = np.array([np.concatenate(layer) for layer in self.parts])
+        best_first = np.argsort(-logits, axis=-1, kind="stable")
+        return best_first[..., : self.experts_per_token]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,9 +56,9 @@ class LedRun:
 
 
 @contextmanager
-def watched_experts(executor: CudaExecutor, config: ModelConfig) -> Iterator[ExpertLog]:
-    """While it is open, what every layer of every unit chose. Units of one row, that is prompts."""
-    log = ExpertLog()
+def watched_router(executor: CudaExecutor, config: ModelConfig) -> Iterator[RouterLog]:
+    """While it is open, what every router of every unit said. Units of one row, that is prompts."""
+    log = RouterLog(0 if config.moe is None else config.moe.experts_per_token)
     layers = [layer.index for layer in config.layers if layer.mlp is MlpKind.MOE]
     queue_layers = CudaModel.queue_layers
 
@@ -63,7 +66,7 @@ def watched_experts(executor: CudaExecutor, config: ModelConfig) -> Iterator[Exp
         for block, _ in enumerate(queue_layers(model, unit, hidden)):
             if block % 2 == 1 and block // 2 in layers:
                 place = layers.index(block // 2)
-                log.parts[place].append(_read_experts(executor, config, unit.num_tokens))
+                log.parts[place].append(_read_logits(executor, unit.num_tokens))
             yield
 
     log.parts.extend([] for _ in layers)
@@ -73,7 +76,7 @@ def watched_experts(executor: CudaExecutor, config: ModelConfig) -> Iterator[Exp
 
 
 def run_with_experts(
-    source: ModelSource, prompt: Sequence[int], choices: NDArray[np.int32]
+    source: ModelSource, prompt: Sequence[int], choices: NDArray[np.int64]
 ) -> LedRun:
     """The float32 model over a prompt, taking `choices` [layers, n, k] in place of its own."""
     lags = np.full(len(prompt), -np.inf)
@@ -82,7 +85,7 @@ def run_with_experts(
     def lead(
         logits: NDArray[Any], *, experts_per_token: int, renormalise: bool
     ) -> tuple[NDArray[np.int64], NDArray[Any]]:
-        taken = next(layers).astype(np.int64)
+        taken = next(layers)
         is_taken = np.zeros(logits.shape, bool)
         np.put_along_axis(is_taken, taken, True, axis=1)
         assert (is_taken.sum(axis=1) == experts_per_token).all()
@@ -112,14 +115,12 @@ def run_with_experts(
     return LedRun(model.logits(hidden, batch.project).astype(np.float32), lags)
 
 
-def _read_experts(
-    executor: CudaExecutor, config: ModelConfig, num_tokens: int
-) -> NDArray[np.int32]:
-    buffers, moe = executor.workspace.buffers.moe, config.moe
+def _read_logits(executor: CudaExecutor, num_tokens: int) -> Float32Array:
+    buffers = executor.workspace.buffers.moe
     assert buffers is not None
-    assert moe is not None
-    assert num_tokens <= buffers.block_tokens, "only the last block's experts are there"
-    ids = np.empty((num_tokens, moe.experts_per_token), np.int32)
-    executor.driver.download(ids, buffers.expert_ids.address)
+    source = buffers.logits.rows(0, num_tokens)
+    assert source.is_dense
+    logits = np.empty(source.shape, np.float32)
+    executor.driver.download(logits, source.address)
     executor.driver.synchronize()
-    return ids
+    return logits
