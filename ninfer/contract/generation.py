@@ -223,6 +223,9 @@ class GenerationEngine(Protocol):
     def max_context(self) -> int:
         """Most tokens (prompt and output together) one sequence can hold."""
 
+    def check(self, request: GenerationRequest) -> None:
+        """Raise the RequestError that `submit` would raise, without queueing anything."""
+
     def submit(self, request: GenerationRequest) -> RequestHandle:
         """Queue a request.
 

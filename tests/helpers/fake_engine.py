@@ -193,6 +193,7 @@ class FakeEngine:
         self.script = script or say("Hello")
         self.handles: list[FakeHandle] = []
         self.refusal: Exception | None = None
+        self.max_open: int | None = None
         self.health = EngineHealth.READY
         self.is_admitting = True
         self.is_closed = False
@@ -205,14 +206,19 @@ class FakeEngine:
     def num_open(self) -> int:
         return sum(not handle.is_released for handle in self.handles)
 
+    def check(self, request: GenerationRequest) -> None:
+        prompt = request.prompt
+        if prompt.num_tokens + min(request.max_tokens, 1) > self.max_context:
+            raise context_length_error(prompt.num_tokens, self.max_context, prompt.param)
+
     def submit(self, request: GenerationRequest) -> FakeHandle:
         if self.refusal is not None:
             raise self.refusal
         if not self.is_admitting:
             raise Unavailable("server_draining", "The engine takes no more requests.")
-        prompt = request.prompt
-        if prompt.num_tokens + min(request.max_tokens, 1) > self.max_context:
-            raise context_length_error(prompt.num_tokens, self.max_context, prompt.param)
+        self.check(request)
+        if self.max_open is not None and self.num_open >= self.max_open:
+            raise Unavailable("server_overloaded", "Every place is taken.", 0.01)
         handle = FakeHandle(request, self.script(request))
         self.handles.append(handle)
         return handle

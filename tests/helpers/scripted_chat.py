@@ -97,6 +97,9 @@ class ScriptedEngine:
     handles: list[ScriptedHandle] = field(default_factory=list)
     max_context: int = 100
 
+    def check(self, request: GenerationRequest) -> None:
+        pass
+
     def submit(self, request: GenerationRequest) -> ScriptedHandle:
         script = self.scripts[len(self.requests)]
         self.requests.append(request)
