@@ -23,7 +23,7 @@ from tests.e2e.test_goldens import load_prompts
 from tests.helpers import executor_driver as driver
 from tests.helpers.cuda_models import SMALL_OPTIONS, cuda_executor
 from tests.helpers.distributions import divergences, lead
-from tests.helpers.expert_choices import run_with_experts, watched_experts
+from tests.helpers.expert_choices import RouterLog, run_with_experts, watched_router
 from tests.helpers.model_paths import golden_model
 from tests.helpers.quantised_checkpoints import LAYOUTS, decode_checkpoint, quantise_checkpoint
 from tests.program.executors.test_cuda_goldens import CLOSE_CALL, ROUTER_NOISE, most_divergence
@@ -124,27 +124,32 @@ def test_the_device_holds_the_numbers_of_the_checkpoint(loaded: Loaded) -> None:
 
 @pytest.mark.parametrize("chunk", [16, 1000])
 async def test_logits_stay_near_those_of_the_decoded_numbers(loaded: Loaded, chunk: int) -> None:
+    """A mean over the positions of all prompts: those of a short one alone may all be close calls
+    of this layout's numbers, which no independent bf16 run has measured."""
     reference = driver.build_executor(loaded.plain)
+    prompts = load_prompts(loaded.case)
+    found: list[NDArray[np.float64]] = []
     try:
-        for name, golden in load_prompts(loaded.case).items():
+        for golden in prompts.values():
             want = await driver.score(reference, driver.sequence(), golden.prompt, (1000,))
-            with watched_experts(loaded.executor, loaded.source.config) as log:
+            with watched_router(loaded.executor, loaded.source.config) as log:
                 got = await driver.score(
                     loaded.executor, driver.sequence(), golden.prompt, (chunk,)
                 )
-            found = divergences(led(loaded, golden.prompt, want, log.choices()), got)
-            assert found.mean() <= most_divergence(loaded.case, name), name
+            found.append(divergences(led(loaded, golden.prompt, want, log), got))
     finally:
         reference.close()
+    mean = float(np.concatenate(found).mean())
+    print(loaded.case, f"{mean:.2e}", " ".join(f"{part.mean():.2e}" for part in found))
+    most = [most_divergence(loaded.case, name) for name in prompts]
+    assert mean <= np.average(most, weights=[part.size for part in found])
 
 
-def led(
-    loaded: Loaded, prompt: list[int], want: Float32Array, choices: NDArray[np.int32]
-) -> Float32Array:
+def led(loaded: Loaded, prompt: list[int], want: Float32Array, log: RouterLog) -> Float32Array:
     """The float32 logits, with the experts that the device took where it took others."""
     if loaded.source.config.moe is None:
         return want
-    run = run_with_experts(loaded.plain, prompt, choices)
+    run = run_with_experts(loaded.plain, prompt, log.choices())
     assert run.lags.max() < ROUTER_NOISE
     return run.logits if run.lags.max() > 0.0 else want
 
