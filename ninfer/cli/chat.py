@@ -78,4 +78,16 @@ def _reader(repl: Repl, console: Console) -> TurnReader:
     # The line editor takes a tenth of a second to import, and a pipe has no use for it.
     from ninfer.cli.terminal import TerminalReader, history_path
 
-    return TerminalReader(repl.commands.names, history_path(os.environ, Path.home()))
+    return TerminalReader(
+        repl.commands.names,
+        history_path(os.environ, _home()),
+        has_cursor=console.moves_cursor,
+    )
+
+
+def _home() -> Path:
+    """A user without an entry and without HOME has a place where nothing can be kept."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path(os.devnull)
