@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from ninfer.contract.model import ModelConfig
 from ninfer.ops import dequantise, linear_small_t, rms_norm
 from ninfer.ops.linear_small_t import Epilogue, InputNorm, Product
@@ -9,6 +11,10 @@ from ninfer.program.executors.cuda_buffers import SMALL_TOKENS, UnitBuffers
 from ninfer.program.executors.cuda_driver import CudaDriver
 from ninfer.program.executors.cuda_tensor import DeviceTensor
 from ninfer.program.executors.cuda_weights import DeviceWeights
+
+_MOST_HELD: Final = 1
+"""Products of a launch. Measured (bench/results/NOTES.md): waiting for all of the product before
+inside a launch costs more than the end of a kernel."""
 
 
 class Products:
@@ -61,7 +67,7 @@ class Products:
                         norm=None if norm is None else self.input_norm(norm, sums),
                     )
                 )
-        if not is_followed:
+        if not is_followed or len(self._held) >= _MOST_HELD:
             self.flush(then)
 
     def forget(self) -> None:
