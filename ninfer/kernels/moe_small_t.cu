@@ -81,20 +81,15 @@ struct Run {
   uint4 vectors[kRunVectors<Format>];
 };
 
-// What a warp has of a tile: parts first, first + step, ..
-struct Slice {
-  int first, step;
-  __device__ __forceinline__ int part(int chunk) const { return first + chunk * step; }
-};
-
 template <class Format>
 __device__ __forceinline__ int num_parts(int columns) {
   return (columns + Format::kPartColumns - 1) / Format::kPartColumns;
 }
 
+// Rounds in which `warps` warps take a part each.
 template <class Format>
-__device__ __forceinline__ int num_chunks(int columns, int step) {
-  return (num_parts<Format>(columns) + step - 1) / step;
+__device__ __forceinline__ int num_chunks(int columns, int warps) {
+  return (num_parts<Format>(columns) + warps - 1) / warps;
 }
 
 __device__ __forceinline__ uint4 load_weights(const u8* from) {
@@ -118,29 +113,67 @@ __device__ __forceinline__ ExpertMatrix matrix_of(const ExpertParams& p, bool is
                  is_shared ? a.shape.last_strips : b.shape.last_strips}};
 }
 
+// A tile of 16 rows in the image, as a lane reads it: everything that does not depend on the part.
 template <class Format>
-__device__ __forceinline__ void load_chunk(Chunk<Format>& chunk, const ExpertMatrix& matrix, int expert, int tile,
-                                           int part_index, int lane) {
-  const u8* image = matrix.images + expert * matrix.image_bytes;
-  const int last = num_parts<Format>(matrix.shape.columns) - 1;
-  const ImagePart part = image_part<Format>(image, matrix.shape, tile / 2, min(part_index, last));
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    chunk.words[half] = load_weights(part.bytes + ((half * 2 + tile % 2) * 32 + lane) * 16);
-  }
-  if constexpr (Format::kUnitSlab > 0) {
-    chunk.slab = __ldg(reinterpret_cast<const uint2*>(part.slab));
-  } else if constexpr (Format::kPartSlab > 0) {
-    chunk.slab = __ldg(reinterpret_cast<const uint2*>(part.slab) + lane);
-  }
-  if constexpr (Format::kHasRowScale) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = min(tile * 16 + i * 8 + lane / 4, matrix.shape.rows - 1);
-      chunk.row_scale[i] = __ldg(matrix.row_scales + static_cast<u64>(expert) * matrix.shape.rows + row);
+struct TileSource {
+  const u8* bytes;  // the lane's words of part 0
+  const float* row_scales;  // of the lane's rows
+  u32 part_step, slab_offset, unit_slab_bytes;
+  int slice_shift, second_scale;
+
+  __device__ __forceinline__ TileSource() {}
+
+  __device__ __forceinline__ TileSource(const ExpertMatrix& m, int expert, int tile, int lane) {
+    const ImageShape& shape = m.shape;
+    const int strip_shift = 31 - __clz(shape.strips_per_block), strip = tile / 2;
+    const int block = strip >> strip_shift, in_block = strip & (shape.strips_per_block - 1);
+    const int strips = block == shape.row_blocks - 1 ? shape.last_strips : shape.strips_per_block;
+    const u8* unit = m.images + expert * m.image_bytes +
+                     static_cast<u64>(block) * shape.units_per_block * image_unit_bytes<Format>(kImagePartsPerUnit);
+    bytes = unit + in_block * kImagePartBytes + tile % 2 * 512 + lane * 16;
+    part_step = strips * kImagePartBytes;
+    if constexpr (kHasSlab) {
+      slice_shift = 3 - strip_shift;
+      const u32 parts = strips << slice_shift;
+      unit_slab_bytes = parts * Format::kPartSlab + Format::kUnitSlab;
+      slab_offset = parts * kImagePartBytes + in_block * kSlabBytes + (Format::kPartSlab > 0 ? lane * 8 : 0) -
+                    (in_block * kImagePartBytes + tile % 2 * 512 + lane * 16);
+    }
+    if constexpr (Format::kHasRowScale) {
+      const int row = min(tile * 16 + lane / 4, shape.rows - 1);
+      row_scales = m.row_scales + static_cast<u64>(expert) * shape.rows + row;
+      second_scale = min(8, shape.rows - 1 - row);
     }
   }
-}
+
+  // The same tile of an expert further on.
+  __device__ __forceinline__ TileSource at(const ExpertMatrix& m, int expert) const {
+    TileSource other = *this;
+    other.bytes += expert * m.image_bytes;
+    if constexpr (Format::kHasRowScale) other.row_scales += static_cast<u64>(expert) * m.shape.rows;
+    return other;
+  }
+
+  __device__ __forceinline__ void load(Chunk<Format>& chunk, int part, bool is_last) const {
+    u64 offset = static_cast<u64>(part) * part_step;
+    if constexpr (kHasSlab) {
+      const u32 unit = part >> slice_shift, slice = part - (unit << slice_shift);
+      const u8* from = bytes + slab_offset + unit * static_cast<u64>((part_step << slice_shift) + unit_slab_bytes) +
+                       slice * (part_step / (kImagePartBytes / kSlabBytes));
+      chunk.slab = __ldg(reinterpret_cast<const uint2*>(from));
+      offset += static_cast<u64>(unit) * unit_slab_bytes;
+    }
+    chunk.words[0] = load_weights(bytes + offset);
+    chunk.words[1] = load_weights(bytes + offset + 1024);
+    if constexpr (Format::kHasRowScale) {
+      if (is_last) chunk.row_scale[0] = __ldg(row_scales), chunk.row_scale[1] = __ldg(row_scales + second_scale);
+    }
+  }
+
+ private:
+  static constexpr u32 kSlabBytes = Format::kPartSlab > 0 ? Format::kPartSlab : 8;
+  static constexpr bool kHasSlab = Format::kPartSlab > 0 || Format::kUnitSlab > 0;
+};
 
 // Column of x where vector `v` of a lane's run begins.
 template <class Format>
@@ -250,12 +283,12 @@ __device__ __forceinline__ void router_tile(const RouterProductParams& p, int ti
                                             float (&scales)[kRoutedTokens], Exchange& exchange) {
   constexpr int kEarly = Format::kRuns == 1 ? 8 : 4;  // chunks of weights that do not wait for x
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, columns = p.router.shape.columns;
-  const Slice slice{warp, kWarps};
-  const int chunks = num_chunks<Format>(columns, kWarps);
+  const int parts = num_parts<Format>(columns);
+  const TileSource<Format> source(p.router, 0, tile, lane);
   Chunk<Format> weights[kEarly];
 #pragma unroll
   for (int i = 0; i < kEarly; ++i) {
-    if (i < chunks) load_chunk(weights[i], p.router, 0, tile, slice.part(i), lane);
+    if (warp + i * kWarps < parts) source.load(weights[i], warp + i * kWarps, i == 0);
   }
   for (int v = threadIdx.x; v < columns / 8; v += kThreads) {
     copy_shared_16(norm_weight + v * 16, p.norm_weight + v * 8, true);
@@ -270,12 +303,12 @@ __device__ __forceinline__ void router_tile(const RouterProductParams& p, int ti
   __syncthreads();
   Sums sums;
   sums.clear();
-  for (int first = 0; first < chunks; first += kEarly) {
+  for (int first = warp; first < parts; first += kWarps * kEarly) {
 #pragma unroll
     for (int i = 0; i < kEarly; ++i) {
-      if (first + i >= chunks) break;
-      const int part = slice.part(first + i);
-      if (first > 0) load_chunk(weights[i], p.router, 0, tile, part, lane);
+      const int part = first + i * kWarps;
+      if (part >= parts) break;
+      if (first > warp) source.load(weights[i], part, false);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         if (half * 8 >= p.tokens) break;
@@ -286,7 +319,7 @@ __device__ __forceinline__ void router_tile(const RouterProductParams& p, int ti
       }
     }
   }
-  scale_rows(weights[0], sums);
+  if (warp < parts) scale_rows(weights[0], sums);
   exchange.give(0, warp, lane, sums, p.tokens > 8);
   __syncthreads();
   const int t = threadIdx.x / 16, row = threadIdx.x % 16, expert = tile * 16 + row;
@@ -354,12 +387,9 @@ __device__ __forceinline__ void router_product(const RouterProductParams& p) {
 struct Item {
   bool is_shared;
   int entry, tile;
-  __device__ __forceinline__ Item(int index, int shared_tiles, int tiles)
-      : is_shared(index < shared_tiles),
-        entry(is_shared ? 0 : (index - shared_tiles) / tiles),
-        tile(is_shared ? index : (index - shared_tiles) % tiles) {}
 };
 
+// A chunk of an item or entry; chunks of one follow each other, then comes the one `step` further on.
 struct Cursor {
   int item, chunk;
   __device__ __forceinline__ void advance(int chunks, int step) {
@@ -371,41 +401,45 @@ template <class Format>
 struct GateUp {
   const ExpertParams& p;
   const Routing& routing;
-  int shared_tiles, tiles, lane;
-  Slice slice;
+  int shared_tiles, tiles, lane, warp;
+  u32 inverse_tiles;  // 2^32 / tiles, rounded up: exact for as many items as there can be
 
-  __device__ __forceinline__ void load(Chunk<Format>& chunk, Cursor at) const {
-    const Item item(at.item, shared_tiles, tiles);
-    const int expert = item.is_shared ? 0 : routing.expert_of[item.entry];
-    load_chunk(chunk, matrix_of(p, item.is_shared), expert, item.tile, slice.part(at.chunk), lane);
+  __device__ __forceinline__ Item item(int index) const {
+    if (index < shared_tiles) return Item{true, 0, index};
+    const int routed = index - shared_tiles, entry = tiles == 1 ? routed : __umulhi(routed, inverse_tiles);
+    return Item{false, entry, routed - entry * tiles};
   }
 
-  __device__ __forceinline__ int count(const Item& item) const {
-    return item.is_shared ? p.tokens : routing.start[item.entry + 1] - routing.start[item.entry];
+  __device__ __forceinline__ TileSource<Format> source(int index) const {
+    const Item one = item(index);
+    return TileSource<Format>(matrix_of(p, one.is_shared), one.is_shared ? 0 : routing.expert_of[one.entry], one.tile,
+                              lane);
   }
 
-  // Columns from `first` on; those past the last repeat it and are never stored.
-  __device__ __forceinline__ void load_x(Run<Format>& run, Cursor at, int first) const {
-    const Item item(at.item, shared_tiles, tiles);
-    const int column = min(first + lane / 4, count(item) - 1);
-    const int t = item.is_shared ? column : routing.token_at[routing.start[item.entry] + column];
-    load_run(run, p.x + static_cast<u64>(t) * p.x_stride, p.routed.shape.columns, slice.part(at.chunk), lane);
+  __device__ __forceinline__ int count(const Item& one) const {
+    return one.is_shared ? p.tokens : routing.start[one.entry + 1] - routing.start[one.entry];
+  }
+
+  // The lane's row of x; columns past the last repeat it and are never stored.
+  __device__ __forceinline__ const u16* x_row(const Item& one, int first) const {
+    const int column = min(first + lane / 4, count(one) - 1);
+    const int t = one.is_shared ? column : routing.token_at[routing.start[one.entry] + column];
+    return p.x + static_cast<u64>(t) * p.x_stride;
   }
 
   // Gates are rows 0..7 of a tile, their ups rows 8..15.
-  __device__ __forceinline__ void store(const Exchange& exchange, int turn, int index) const {
-    const Item item(index, shared_tiles, tiles);
+  __device__ __forceinline__ void store(const Exchange& exchange, int turn, const Item& one) const {
     const int column = threadIdx.x / 8, row = threadIdx.x % 8;
-    if (column >= count(item)) return;
+    if (column >= count(one)) return;
     float gate = 0.f, up = 0.f;
 #pragma unroll
     for (int i = 0; i < kWarps; ++i) {
       gate += exchange.take(turn, i, row, column);
       up += exchange.take(turn, i, row + 8, column);
     }
-    const int width = (item.is_shared ? p.shared.shape.rows : p.routed.shape.rows) / 2;
-    u16* y = item.is_shared ? p.y_shared : p.y + static_cast<u64>(routing.start[item.entry]) * width;
-    y[static_cast<u64>(column) * width + item.tile * 8 + row] = float_to_bf16(silu(gate) * up);
+    const int width = (one.is_shared ? p.shared.shape.rows : p.routed.shape.rows) / 2;
+    u16* y = one.is_shared ? p.y_shared : p.y + static_cast<u64>(routing.start[one.entry]) * width;
+    y[static_cast<u64>(column) * width + one.tile * 8 + row] = float_to_bf16(silu(gate) * up);
   }
 };
 
@@ -425,57 +459,69 @@ __device__ __forceinline__ void gate_up(const ExpertParams& p) {
   __shared__ Routing routing;
   __shared__ Exchange exchange;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, step = gridDim.x;
-  const int chunks = num_chunks<Format>(p.routed.shape.columns, kWarps);
-  const GateUp<Format> work{p, routing, p.has_shared ? p.shared.shape.rows / 16 : 0, p.routed.shape.rows / 16, lane,
-                            Slice{warp, kWarps}};
+  const int columns = p.routed.shape.columns, chunks = num_chunks<Format>(columns, kWarps);
+  const int last_part = num_parts<Format>(columns) - 1;
+  const int tiles = p.routed.shape.rows / 16;
+  const GateUp<Format> work{p, routing, p.has_shared ? p.shared.shape.rows / 16 : 0, tiles, lane, warp,
+                            0xffffffffu / tiles + 1};
   Chunk<Format> weights[kStages<Format>];
+  TileSource<Format> source;
   Cursor at{static_cast<int>(blockIdx.x), 0}, ahead = at;
+  const auto load_ahead = [&](Chunk<Format>& chunk) {
+    if (ahead.chunk == 0) source = work.source(ahead.item);
+    source.load(chunk, min(warp + ahead.chunk * kWarps, last_part), ahead.chunk == chunks - 1);
+    ahead.advance(chunks, step);
+  };
+  int loaded = 0;
 #pragma unroll
   for (int s = 0; s < kStages<Format>; ++s) {
-    if (ahead.item < work.shared_tiles) work.load(weights[s], ahead);
-    ahead.advance(chunks, step);
+    if (ahead.item < work.shared_tiles) load_ahead(weights[s]), ++loaded;
   }
   clear_masks(routing);
   wait_for_previous_kernel();
   allow_next_kernel();
   build_routing<kThreads>(routing, p.routing, p.tokens);
-  const int items = work.shared_tiles + routing.num_entries * work.tiles;
-  ahead = at;
+  const int items = work.shared_tiles + routing.num_entries * tiles;
 #pragma unroll
   for (int s = 0; s < kStages<Format>; ++s) {
-    if (ahead.item >= work.shared_tiles && ahead.item < items) work.load(weights[s], ahead);
-    ahead.advance(chunks, step);
+    if (s >= loaded && ahead.item < items) load_ahead(weights[s]);
   }
   clear_square_sums(p);
+  if (at.item >= items) return;
+  Item item = work.item(at.item);
+  bool has_second = work.count(item) > 8;
+  const u16* x = work.x_row(item, 0);
   Run<Format> runs[2];
-  if (at.item < items) work.load_x(runs[0], at, 0);
+  load_run(runs[0], x, columns, warp, lane);
   Sums sums;
   sums.clear();
   int turn = 0;
   for (;;) {
 #pragma unroll
     for (int s = 0; s < kStages<Format>; ++s) {
-      if (at.item >= items) return;
-      const Item item(at.item, work.shared_tiles, work.tiles);
+      const int part = warp + at.chunk * kWarps;
       Cursor next = at;
       next.advance(chunks, step);
-      if (next.item < items) work.load_x(runs[(s + 1) % 2], next, 0);
-      multiply_chunk(weights[s], runs[s % 2], p.routed.shape.columns, item.tile, work.slice.part(at.chunk), sums.at[0]);
-      const bool has_second = work.count(item) > 8;
+      const bool is_last = next.chunk == 0, has_next = next.item < items;
+      const Item next_item = is_last && has_next ? work.item(next.item) : item;
+      if (is_last && has_next) x = work.x_row(next_item, 0);
+      if (has_next) load_run(runs[(s + 1) % 2], x, columns, warp + next.chunk * kWarps, lane);
+      multiply_chunk(weights[s], runs[s % 2], columns, item.tile, part, sums.at[0]);
       if (has_second) {
-        work.load_x(runs[s % 2], at, 8);
-        multiply_chunk(weights[s], runs[s % 2], p.routed.shape.columns, item.tile, work.slice.part(at.chunk), sums.at[1]);
+        load_run(runs[s % 2], work.x_row(item, 8), columns, part, lane);
+        multiply_chunk(weights[s], runs[s % 2], columns, item.tile, part, sums.at[1]);
       }
-      const bool is_last = next.chunk == 0;
       if (is_last) scale_rows(weights[s], sums);
-      if (ahead.item < items) work.load(weights[s], ahead);
-      ahead.advance(chunks, step);
+      if (ahead.item < items) load_ahead(weights[s]);
       if (is_last) {
         exchange.give(turn, warp, lane, sums, has_second);
         __syncthreads();
-        if (threadIdx.x < 8 * kRoutedTokens) work.store(exchange, turn, at.item);
+        if (threadIdx.x < 8 * kRoutedTokens) work.store(exchange, turn, item);
+        if (!has_next) return;
         turn ^= 1;
         sums.clear();
+        item = next_item;
+        has_second = work.count(item) > 8;
       }
       at = next;
     }
@@ -489,8 +535,7 @@ template <class Format>
 struct Down {
   const ExpertParams& p;
   const Routing& routing;
-  int tile, entries, lane;
-  Slice slice;
+  int entries, lane;
 
   __device__ __forceinline__ bool is_shared(int entry) const { return p.has_shared && entry == 0; }
   __device__ __forceinline__ int routed(int entry) const { return entry - (p.has_shared ? 1 : 0); }
@@ -507,16 +552,17 @@ struct Down {
     return is_shared(entry) ? p.tokens : routing.start[routed(entry) + 1] - routing.start[routed(entry)];
   }
 
-  __device__ __forceinline__ void load(Chunk<Format>& chunk, Cursor at) const {
-    const bool shared = is_shared(at.item);
-    const int expert = shared ? 0 : routing.expert_of[routed(at.item)];
-    load_chunk(chunk, matrix_of(p, shared), expert, tile, slice.part(at.chunk), lane);
+  __device__ __forceinline__ const u16* x_row(int entry, int first) const {
+    const int column = min(first + lane / 4, count(entry) - 1), width = columns(entry);
+    const u16* x = is_shared(entry) ? p.x_shared : p.x + static_cast<u64>(routing.start[routed(entry)]) * width;
+    return x + static_cast<u64>(column) * width;
   }
 
-  __device__ __forceinline__ void load_x(Run<Format>& run, Cursor at, int first) const {
-    const int column = min(first + lane / 4, count(at.item) - 1), width = columns(at.item);
-    const u16* x = is_shared(at.item) ? p.x_shared : p.x + static_cast<u64>(routing.start[routed(at.item)]) * width;
-    load_run(run, x + static_cast<u64>(column) * width, width, slice.part(at.chunk), lane);
+  // Of output row n, for formats that have it.
+  __device__ __forceinline__ float row_scale(int entry, int n) const {
+    if (!Format::kHasRowScale || entry >= entries) return 1.f;
+    if (is_shared(entry)) return __ldg(p.shared.row_scales + n);
+    return __ldg(p.routed.row_scales + static_cast<u64>(routing.expert_of[routed(entry)]) * p.columns + n);
   }
 
   // This thread's row and token, of one entry: its warps in order, weighted.
@@ -554,35 +600,51 @@ template <class Format>
 __device__ __forceinline__ void down(const ExpertParams& p) {
   __shared__ Routing routing;
   __shared__ Exchange exchange;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = warp / kDownSlices;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tile = blockIdx.x;
+  const int group = warp / kDownSlices, slice = warp % kDownSlices;
   clear_masks(routing);
   // The logits are older than the kernel before this one, which waited for them.
   build_routing<kThreads>(routing, p.routing, p.tokens);
   const int entries = routing.num_entries + (p.has_shared ? 1 : 0);
-  const int rounds = (entries + kDownEntries - 1) / kDownEntries, limit = rounds * kDownEntries;
-  const Down<Format> work{p, routing, static_cast<int>(blockIdx.x), entries, lane,
-                          Slice{warp % kDownSlices, kDownSlices}};
+  const int limit = (entries + kDownEntries - 1) / kDownEntries * kDownEntries;
+  const Down<Format> work{p, routing, entries, lane};
+  const TileSource<Format> first_expert(p.routed, 0, tile, lane);
+  TileSource<Format> source;
   Chunk<Format> weights[kStages<Format>];
   Cursor at{group, 0}, ahead = at;
+  const auto load_ahead = [&](Chunk<Format>& chunk) {
+    if (ahead.chunk == 0) {
+      source = work.is_shared(ahead.item) ? TileSource<Format>(p.shared, 0, tile, lane)
+                                          : first_expert.at(p.routed, routing.expert_of[work.routed(ahead.item)]);
+    }
+    const int chunks = work.chunks(ahead.item), last = num_parts<Format>(work.columns(ahead.item)) - 1;
+    source.load(chunk, min(slice + ahead.chunk * kDownSlices, last), false);
+    ahead.advance(chunks, kDownEntries);
+  };
 #pragma unroll
   for (int s = 0; s < kStages<Format>; ++s) {
-    if (ahead.item < entries) work.load(weights[s], ahead);
-    ahead.advance(work.chunks(ahead.item), kDownEntries);
+    if (ahead.item < entries) load_ahead(weights[s]);
   }
+  const int t = threadIdx.x / 16, row = threadIdx.x % 16, n = tile * 16 + row;
+  float scales[kDownEntries];
+#pragma unroll
+  for (int i = 0; i < kDownEntries; ++i) scales[i] = work.row_scale(i, n);
   wait_for_previous_kernel();
   allow_next_kernel();
-  const int t = threadIdx.x / 16, row = threadIdx.x % 16, n = blockIdx.x * 16 + row;
   float gate = 0.f, value = 0.f;
   if (t < p.tokens) {
-    const bool is_gated = p.has_shared || p.shared_output != nullptr;
-    if (is_gated) gate = __ldcg(p.shared_gate + t);
+    if (p.has_shared || p.shared_output != nullptr) gate = __ldcg(p.shared_gate + t);
     value = bf16_to_float(__ldcg(p.residual + static_cast<u64>(t) * p.residual_stride + n));
     if (p.shared_output != nullptr) {
       value += gate * bf16_to_float(__ldcg(p.shared_output + static_cast<u64>(t) * p.columns + n));
     }
   }
+  const u16* x = nullptr;
   Run<Format> runs[2];
-  if (at.item < entries) work.load_x(runs[0], at, 0);
+  if (at.item < entries) {
+    x = work.x_row(at.item, 0);
+    load_run(runs[0], x, work.columns(at.item), slice, lane);
+  }
   Sums sums;
   sums.clear();
   int turn = 0;
@@ -595,28 +657,31 @@ __device__ __forceinline__ void down(const ExpertParams& p) {
       }
       Cursor next = at;
       next.advance(work.chunks(at.item), kDownEntries);
+      const bool is_last = next.chunk == 0;
       bool has_second = false;
+      if (next.item < entries) {
+        if (is_last) x = work.x_row(next.item, 0);
+        load_run(runs[(s + 1) % 2], x, work.columns(next.item), slice + next.chunk * kDownSlices, lane);
+      }
       if (at.item < entries) {
-        const int width = work.columns(at.item);
-        if (next.item < entries) work.load_x(runs[(s + 1) % 2], next, 0);
-        multiply_chunk(weights[s], runs[s % 2], width, work.tile, work.slice.part(at.chunk), sums.at[0]);
+        const int columns = work.columns(at.item), part = slice + at.chunk * kDownSlices;
+        multiply_chunk(weights[s], runs[s % 2], columns, tile, part, sums.at[0]);
         has_second = work.count(at.item) > 8;
         if (has_second) {
-          work.load_x(runs[s % 2], at, 8);
-          multiply_chunk(weights[s], runs[s % 2], width, work.tile, work.slice.part(at.chunk), sums.at[1]);
+          load_run(runs[s % 2], work.x_row(at.item, 8), columns, part, lane);
+          multiply_chunk(weights[s], runs[s % 2], columns, tile, part, sums.at[1]);
         }
-        if (next.chunk == 0) scale_rows(weights[s], sums);
       }
-      if (ahead.item < entries) work.load(weights[s], ahead);
-      ahead.advance(work.chunks(ahead.item), kDownEntries);
-      if (next.chunk == 0) {
+      if (ahead.item < entries) load_ahead(weights[s]);
+      if (is_last) {
         exchange.give(turn, warp, lane, sums, has_second);
         __syncthreads();
         const int first = at.item - group;
         if (t < p.tokens) {
 #pragma unroll
           for (int i = 0; i < kDownEntries; ++i) {
-            if (first + i < entries) value += work.add(exchange, turn, first + i, row, t, gate);
+            if (first + i < entries) value += scales[i] * work.add(exchange, turn, first + i, row, t, gate);
+            scales[i] = work.row_scale(first + kDownEntries + i, n);
           }
         }
         turn ^= 1;

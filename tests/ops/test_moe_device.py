@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from ninfer.contract.errors import OpContractError
 from ninfer.ops import (
-    dequantise,
     moe_combine,
     moe_experts,
     moe_grouped,
@@ -27,7 +26,7 @@ from ninfer.ops.moe_pairs import SortedPairs
 from tests.helpers.device import Device, open_device
 from tests.helpers.fenced import Fenced
 from tests.helpers.linear_fragments import product
-from tests.helpers.packed_weights import PackedWeight, random_packed
+from tests.helpers.packed_weights import PackedWeight, exact_rows, random_packed
 from tests.helpers.recorded_launches import H200, RecordingLibrary, ShapeOnly, struct_bytes
 from tests.helpers.tolerance import BF16_REDUCTION, FLOAT32_REDUCTION, assert_close
 
@@ -289,12 +288,11 @@ def upload_experts(device: Device, experts: list[PackedWeight]) -> ExpertWeights
 
 
 def decoded(expert: PackedWeight, *, is_gated: bool) -> NDArray[np.float64]:
-    """Rounded to bf16, which moves results far less than the tolerance."""
-    return wide(
-        dequantise.reference(
-            expert.image, expert.layout, row_scale=expert.row_scale, is_interleaved=is_gated
-        )
-    )
+    """As the grouped products take it: with block scales rounded to bf16, otherwise exact."""
+    values = exact_rows(expert, is_interleaved=is_gated)
+    if expert.layout.format is not WeightFormat.FP8_BLOCK:
+        return values
+    return wide(float_to_bf16(values.astype(np.float32)))
 
 
 def lopsided_ids(tokens: int, num_experts: int, count: int) -> NDArray[np.int32]:

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ninfer.contract.errors import OpContractError
-from ninfer.ops import dequantise, linear_small_t, moe_router, moe_small_t, rms_norm, swiglu
+from ninfer.ops import linear_small_t, moe_router, moe_small_t, rms_norm, swiglu
 from ninfer.ops.expert_weights import ExpertWeights
 from ninfer.ops.float_codecs import bf16_to_float, float_to_bf16
 from ninfer.ops.linear_packing import ImageLayout, WeightFormat
@@ -20,7 +20,7 @@ from ninfer.ops.linear_small_t import InputNorm, PackedLinear
 from ninfer.ops.moe_small_t import MoeWeights, MoeWorkspace, SharedExpert
 from tests.helpers.device import Device, open_device
 from tests.helpers.fenced import Fenced
-from tests.helpers.packed_weights import PackedWeight, random_packed
+from tests.helpers.packed_weights import PackedWeight, exact_rows, random_packed
 from tests.helpers.recorded_launches import H200, RecordingLibrary, ShapeOnly, struct_bytes
 from tests.helpers.tolerance import BF16_REDUCTION, FLOAT32_REDUCTION, assert_close
 
@@ -54,15 +54,6 @@ def wide(codes: NDArray[np.uint16]) -> NDArray[np.float64]:
     return bf16_to_float(codes).astype(np.float64)
 
 
-def decoded(weight: PackedWeight, *, is_gated: bool) -> NDArray[np.float64]:
-    """Rounded to bf16, which moves results far less than the tolerance."""
-    return wide(
-        dequantise.reference(
-            weight.image, weight.layout, row_scale=weight.row_scale, is_interleaved=is_gated
-        )
-    )
-
-
 def packed(
     fmt: WeightFormat, rows: int, columns: int, seed: int, *, is_gated: bool
 ) -> PackedWeight:
@@ -83,7 +74,7 @@ class Layer:
         self.gate_up = [gate_up[e % few] for e in range(sizes.num_experts)]
         self.down = [down[e % few] for e in range(sizes.num_experts)]
         self._decoded = [
-            (decoded(gate_up[e], is_gated=True), decoded(down[e], is_gated=False))
+            (exact_rows(gate_up[e], is_interleaved=True), exact_rows(down[e], is_interleaved=False))
             for e in range(few)
         ]
         self.shared: tuple[PackedWeight, PackedWeight] | None = None
@@ -116,9 +107,7 @@ class Layer:
                 y[t] += weight * self.run(self.expert(int(e)), row)
             if self.shared is not None:
                 gate = 1 / (1 + np.exp(-(row @ wide(self.gate))))
-                shared = (
-                    decoded(self.shared[0], is_gated=True), decoded(self.shared[1], is_gated=False),
-                )  # fmt: skip
+                shared = exact_rows(self.shared[0], is_interleaved=True), exact_rows(self.shared[1])
                 y[t] += gate * self.run(shared, row)
         return y
 
@@ -244,7 +233,7 @@ def test_a_layer_matches_float64_and_a_token_stands_alone(
     got = run(device, layer, weights, x)
     normed = rms_norm.reference(wide(x), wide(layer.norm), eps=EPS, offset=OFFSET)
     assert_close(wide(got.normed), normed, BF16_REDUCTION)
-    logits = wide(got.normed) @ decoded(layer.router, is_gated=False).T
+    logits = wide(got.normed) @ exact_rows(layer.router, is_interleaved=False).T
     scale = np.abs(logits).max()
     assert_close(got.logits / scale, logits / scale, FLOAT32_REDUCTION)
     want = layer.reference(x, got.normed, got.logits)
