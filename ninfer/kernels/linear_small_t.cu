@@ -315,12 +315,17 @@ __device__ __forceinline__ u32 window_pitch(const Product& p) {
 }
 
 // Copies a window; zeros from K to the end of its unit. Every copy is in flight before the first wait.
+// Thread blocks begin at different places: all of them read the same x at the same time.
 template <class Format>
 __device__ void copy_window(const Product& p, u32 window, u32 pitch, const WindowRange& range, int thread) {
+  constexpr int kConsumers = Shape<Format>::kConsumers;
   const int total = range.vectors * p.tokens;
+  const int start = static_cast<int>(static_cast<u32>(total) * blockIdx.x / gridDim.x) + thread;
+  int t = start / range.vectors, v = start - t * range.vectors;
 #pragma unroll 1
-  for (int i = thread, v = thread, t = 0; i < total; i += Shape<Format>::kConsumers, v += Shape<Format>::kConsumers) {
+  for (int i = thread; i < total; i += kConsumers, v += kConsumers) {
     while (v >= range.vectors) v -= range.vectors, ++t;
+    while (t >= p.tokens) t -= p.tokens;
     const int k = range.column(v);
     const u16* from = p.x + static_cast<size_t>(t) * p.x_stride + (k < p.columns ? k : 0);
     copy_shared_16(window + t * pitch + v * 16, from, k < p.columns);
@@ -446,15 +451,33 @@ __device__ __forceinline__ void store_float(const Product& p, const Strip& strip
   }
 }
 
+// A lane's share of the residual of a strip, zeros without one.
+template <int kTiles>
+struct Residual {
+  u16 at[kTiles][2][4];
+
+  __device__ __forceinline__ void load(const Product& p, const Strip& strip) {
+#pragma unroll
+    for (int i = 0; i < kTiles * 2; ++i) {
+      const Column column(p, strip, i / 2, i % 2);
+      const bool is_real = p.epilogue == kAddResidual && column.t < p.tokens;
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        u16 value = 0;
+        if (is_real && column.row + r * 8 < p.rows) value = load_residual(p.residual + column.at + r * 8);
+        at[i / 2][i % 2][r] = value;
+      }
+    }
+  }
+};
+
 // One column as bf16, the residual added before the one rounding; returns the sum of squares.
 __device__ __forceinline__ float store_bf16(const Product& p, const Column& column,
-                                            float (&values)[4]) {
+                                            const u16 (&residual)[4], float (&values)[4]) {
   const int rows = p.rows - column.row;
   if (p.epilogue == kAddResidual) {
 #pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      if (r * 8 < rows) values[r] += bf16_to_float(load_residual(p.residual + column.at + r * 8));
-    }
+    for (int r = 0; r < 4; ++r) values[r] += bf16_to_float(residual[r]);
   }
   float squares = 0.f;
 #pragma unroll
@@ -468,7 +491,7 @@ __device__ __forceinline__ float store_bf16(const Product& p, const Column& colu
 }
 
 template <int kTiles>
-__device__ __forceinline__ void store_rows(const Product& p, const Strip& strip,
+__device__ __forceinline__ void store_rows(const Product& p, const Strip& strip, const Residual<kTiles>& residual,
                                            const Accumulators<kTiles>& sum) {
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
@@ -477,7 +500,7 @@ __device__ __forceinline__ void store_rows(const Product& p, const Strip& strip,
       const Column column(p, strip, tile, i);
       float values[4], squares = 0.f;
       column_sums(sum, tile, i, values);
-      if (column.t < p.tokens) squares = store_bf16(p, column, values);
+      if (column.t < p.tokens) squares = store_bf16(p, column, residual.at[tile][i], values);
       if (p.square_sums == nullptr) continue;
       squares = row_group_sum(squares);
       const int strips = (p.rows + kStripRows - 1) / kStripRows;
@@ -506,7 +529,8 @@ __device__ __forceinline__ RowScales load_row_scales(const Product& p, const Str
 
 template <int kTiles>
 __device__ __forceinline__ void finish_strip(const Product& p, const Strip& strip,
-                                             const RowScales& scales, Accumulators<kTiles>& sum) {
+                                             const RowScales& scales, const Residual<kTiles>& residual,
+                                             Accumulators<kTiles>& sum) {
 #pragma unroll
   for (int i = 0; i < 2 * kTiles * 4; ++i) {
     const int row_tile = i / (kTiles * 4), upper = i % 4 / 2;
@@ -517,7 +541,7 @@ __device__ __forceinline__ void finish_strip(const Product& p, const Strip& stri
   } else if (p.epilogue == kStoreFloat) {
     store_float(p, strip, sum);
   } else {
-    store_rows(p, strip, sum);
+    store_rows(p, strip, residual, sum);
   }
 }
 
@@ -569,35 +593,20 @@ __device__ __forceinline__ bool is_complete(uint4 v) {
   return v.x != kEmpty && v.y != kEmpty && v.z != kEmpty && v.w != kEmpty;
 }
 
-// Adds the other blocks' sums of a strip in order, waiting for each; kBatch reads are under way
-// at a time. Slots are left empty.
+// Adds another thread block's sums of a strip, waiting for them. Their slot is left empty.
 template <int kTiles>
-__device__ void take_strips(const LinearParams& launch, const Product& p, int slot, int count, int strip, int lane,
-                            Accumulators<kTiles>& sum) {
-  constexpr int kFragments = 2 * kTiles, kBatch = 4 / kFragments;
-#pragma unroll 1
-  for (int done = 0; done < count; done += kBatch) {
-    uint4 values[kBatch][kFragments];
+__device__ __forceinline__ void take_strip(uint4* slot, Accumulators<kTiles>& sum) {
+  uint4 values[2 * kTiles];
 #pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      const uint4* from = partial_of<kTiles>(launch, p, slot + min(done + b, count - 1), strip, lane);
+  for (int i = 0; i < 2 * kTiles; ++i) values[i] = load_relaxed_16(slot + i * 32);
 #pragma unroll
-      for (int i = 0; i < kFragments; ++i) values[b][i] = load_relaxed_16(from + i * 32);
+  for (int i = 0; i < 2 * kTiles; ++i) {
+    for (u32 polls = 0; !is_complete(values[i]); ++polls) {
+      if (polls == kMaxPolls) __trap();
+      values[i] = load_relaxed_16(slot + i * 32);
     }
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      if (done + b >= count) break;
-      uint4* from = partial_of<kTiles>(launch, p, slot + done + b, strip, lane);
-#pragma unroll
-      for (int i = 0; i < kFragments; ++i) {
-        for (u32 polls = 0; !is_complete(values[b][i]); ++polls) {
-          if (polls == kMaxPolls) __trap();
-          values[b][i] = load_relaxed_16(from + i * 32);
-        }
-        add_fragment(sum.at[i / kTiles][i % kTiles], values[b][i]);
-        store_relaxed_16(from + i * 32, make_uint4(kEmpty, kEmpty, kEmpty, kEmpty));
-      }
-    }
+    add_fragment(sum.at[i / kTiles][i % kTiles], values[i]);
+    store_relaxed_16(slot + i * 32, make_uint4(kEmpty, kEmpty, kEmpty, kEmpty));
   }
 }
 
@@ -640,28 +649,45 @@ struct Piece {
   }
 };
 
-// Sums of a piece to where they go: to y, or to the thread block that has the row block's first piece.
+// Sums of a piece to where they go: to y, or to the thread block that has the row block's first
+// piece. There the finisher of a strip asks for what it needs from memory, while the other warps of
+// the strip each fetch sums of other thread blocks; then they add up.
 template <class Format, int kTiles>
 __device__ __forceinline__ void finish_piece(const LinearParams& launch, int index, int first_unit, int stretch_end,
                                              u32 scratch, int thread, Accumulators<kTiles>& sum) {
   const Product& p = product_of(launch, index);
   const Piece piece(p, opaque(first_unit), stretch_end);
   const Consumer<Format> me(p, thread);
-  if (Shape<Format>::kWarps > p.strips_per_block) add_slices<Format>(p, scratch, me.warp, me.lane, sum);
-  if (!me.is_finisher(piece.strips)) return;
+  const bool is_finisher = me.is_finisher(piece.strips), is_first = piece.begin == piece.block_begin;
   const int slot = blockIdx.x + piece.row_block;
-  if (piece.begin > piece.block_begin) {
+  const Strip strip{piece.row_block * p.strips_per_block + me.strip, me.lane};
+  Residual<kTiles> residual;
+  RowScales scales;
+  constexpr bool kAsksEarly = kTiles == 1;  // more would not fit the registers
+  if (kAsksEarly && is_finisher && is_first) {
+    residual.load(p, strip);
+    scales = load_row_scales<Format>(p, strip);
+  }
+  const int team = Shape<Format>::kWarps / p.strips_per_block, member = me.warp / p.strips_per_block;
+  if (is_first && me.strip < piece.strips && (member > 0 || team == 1)) {
+    const int others = piece.end < piece.block_end ? block_of_unit(p, piece.block_end - 1) - blockIdx.x : 0;
+#pragma unroll 1
+    for (int i = max(member, 1); i <= others; i += max(team - 1, 1)) {
+      take_strip(partial_of<kTiles>(launch, p, slot + i, me.strip, me.lane), sum);
+    }
+  }
+  if (team > 1) add_slices<Format>(p, scratch, me.warp, me.lane, sum);
+  if (!is_finisher) return;
+  if (is_first) {
+    if (!kAsksEarly) {
+      residual.load(p, strip);
+      scales = load_row_scales<Format>(p, strip);
+    }
+    finish_strip(p, strip, scales, residual, sum);
+    if (index + 1 < launch.num_products) report_strip(launch, index, me.lane);
+  } else {
     give_strip(partial_of<kTiles>(launch, p, slot, me.strip, me.lane), sum);
-    return;
   }
-  if (piece.end < piece.block_end) {
-    const int last = block_of_unit(p, piece.block_end - 1);
-    take_strips(launch, p, slot + 1, last - static_cast<int>(blockIdx.x), me.strip, me.lane, sum);
-  }
-  const Product& target = product_of(launch, index);
-  const Strip strip{piece.row_block * target.strips_per_block + me.strip, opaque(me.lane)};
-  finish_strip(target, strip, load_row_scales<Format>(target, strip), sum);
-  if (index + 1 < launch.num_products) report_strip(launch, index, me.lane);
 }
 
 // Constants of a piece's end, into the L2 while there is time.
@@ -718,22 +744,37 @@ struct Reader {
   }
 };
 
-// Multiplies `count` units that follow each other in the ring.
-template <class Format, int kTiles>
+// Where memory is fastest, latencies of two units are borne together.
+constexpr bool kPairs = __CUDA_ARCH__ >= 900;
+
+// Multiplies `count` units that follow each other in the ring, kUnits at a time.
+template <int kUnits, class Format, int kTiles>
 __device__ __forceinline__ void multiply_units(const SharedLayout& shared, RingPosition& at, int stages,
-                                               Reader<Format, kTiles> from, int count, int lane,
+                                               Reader<Format, kTiles>& from, int& count, int lane,
                                                Accumulators<kTiles>& sum) {
 #pragma unroll 1
-  for (; count > 0; --count) {
-    const u32 stage = shared.ring + at.stage * unit_bytes<Format>(kPartsPerUnit);
-    barrier_wait(shared.full + at.stage * 8, at.parity);
-    const Part<Format> part = load_part<Format>(stage + from.weights, stage + from.slab);
-    __syncwarp();
-    if (lane == 0) barrier_arrive(shared.empty() + at.stage * 8);
-    at.advance(stages);
-    multiply_part(sum, part, from.columns);
+  for (; count >= kUnits; count -= kUnits) {
+    Part<Format> parts[kUnits];
+    u32 read[kUnits];
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) from.columns[tile] += from.step;
+    for (int i = 0; i < kUnits; ++i) {
+      const u32 stage = shared.ring + at.stage * unit_bytes<Format>(kPartsPerUnit);
+      barrier_wait(shared.full + at.stage * 8, at.parity);
+      parts[i] = load_part<Format>(stage + from.weights, stage + from.slab);
+      read[i] = shared.empty() + at.stage * 8;
+      at.advance(stages);
+    }
+    __syncwarp();
+    if (lane == 0) {
+#pragma unroll
+      for (int i = 0; i < kUnits; ++i) barrier_arrive(read[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      multiply_part(sum, parts[i], from.columns);
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) from.columns[tile] += from.step;
+    }
   }
 }
 
@@ -755,11 +796,13 @@ __device__ __forceinline__ void consume_product(const LinearParams& p, int index
       if (unit >= window.end) {
         move_window<Format>(p, product_of(p, index), shared, window, piece, unit, mine.end, unit == mine.begin, thread);
       }
-      const int count = min(piece.end, window.end) - unit;
-      const Consumer<Format> me(product_of(p, index), opaque(thread));
-      const Reader<Format, kTiles> from(product_of(p, index), me, piece.strips, shared.window(p), unit - window.begin);
-      multiply_units(shared, at, p.stages, from, count, me.lane, sum);
+      int count = min(piece.end, window.end) - unit;
       unit += count;
+      const Consumer<Format> me(product_of(p, index), opaque(thread));
+      Reader<Format, kTiles> from(product_of(p, index), me, piece.strips, shared.window(p),
+                                  unit - count - window.begin);
+      if (kPairs && kTiles == 1) multiply_units<2>(shared, at, p.stages, from, count, me.lane, sum);
+      multiply_units<1>(shared, at, p.stages, from, count, me.lane, sum);
     }
     finish_piece<Format>(p, index, first, mine.end, shared.scratch(), opaque(thread), sum);
   }
