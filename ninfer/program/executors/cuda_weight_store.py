@@ -3,7 +3,8 @@
     float32 or bf16 rows -> bf16 in staging memory -> codes and scales (fp8, nvfp4) -> image
     codes and scales of a quantised checkpoint -> staging memory -> image
 
-One matrix (one expert) at a time goes through staging memory, which is the store's own.
+One matrix (one expert) at a time goes through staging memory, which is the store's own. Copies and
+kernels are of one stream: a matrix is packed before the next one overwrites its codes.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class WeightStore:
             _staging_bytes(matrix.layout, is_kept=matrix.name in kept) for matrix in plan.matrices
         )
         self._staging = driver.allocate(self._staging_bytes)
+        self._held: list[NDArray[Any]] = []
 
     def put(self, name: str, weight: Float32Array | HalfArray) -> None:
         """Store one object's weight, float32 or bf16 codes; blocks until the host array is no
@@ -103,6 +105,8 @@ class WeightStore:
                 matrix = [band.expert(index) for band in chosen] if is_stacked else chosen
                 self._put_encoded(place, matrix)
             self._missing.discard(image.matrix.name)
+        self._driver.synchronize()
+        self._held.clear()
 
     def put_pattern(self, name: str, pattern: DeviceTensor) -> None:
         """Store a made-up weight: the flat bf16 `pattern`, repeated to the weight's size."""
@@ -232,7 +236,6 @@ class WeightStore:
             is_interleaved=place.is_interleaved,
             stream=self._driver.stream,
         )
-        self._driver.synchronize()
 
     def _uploaded(self, staging: Arena, parts: Sequence[NDArray[Any] | None]) -> DeviceTensor:
         """The parts, stacked along rows, in staging memory."""
@@ -241,9 +244,8 @@ class WeightStore:
         tensor = staging.take(shape, arrays[0].dtype.name)
         address = tensor.address
         for array in arrays:
-            self._driver.upload(address, array)
+            self._queue_upload(address, array)
             address += array.nbytes
-        self._driver.synchronize()
         return tensor
 
     def _upload_row_scales(
@@ -254,8 +256,12 @@ class WeightStore:
             scales = interleave_gate_up(scales)
         if place.scale is None or scales.shape != place.scale.shape:
             raise InvariantError(f"row scales {scales.shape} for {place.layout}")
-        self._driver.upload(place.scale.address, scales)
-        self._driver.synchronize()
+        self._queue_upload(place.scale.address, scales)
+
+    def _queue_upload(self, address: int, array: NDArray[Any]) -> None:
+        """The array lives until put_bands has waited for the copy."""
+        self._held.append(array)
+        self._driver.upload(address, array)
 
     def _quantise_rows(
         self, place: _Place, scale: DeviceTensor, rows: DeviceTensor
