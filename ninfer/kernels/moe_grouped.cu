@@ -21,11 +21,16 @@
 
 namespace {
 
+using Tiles = Tiling<256, 128>;
+constexpr int kThreads = Tiles::kThreads;
 // Where shared memory has room for the stages of two blocks.
 constexpr int kResidentBlocks =
     __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 870 || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1100) ? 2 : 1;
 constexpr int kWarpTiles = 4;    // of 16 rows
 constexpr int kWarpColumns = 4;  // of 8 tokens
+
+template <class Format>
+constexpr int kStages = Format::kPartColumns == 32 ? 3 : 4;
 
 // Rows of x that share banks differ in this bit of the place of a 16-byte vector.
 template <class Format>
@@ -34,7 +39,7 @@ constexpr int kSwizzle = Format::kPartColumns == 128 ? 1 : 4;
 // A stage's rows of x. Rows up to the next 32 that are not there become zeros; those behind nobody
 // reads.
 template <class Format>
-__device__ __forceinline__ void load_x(const GroupedParams& p, const Sources& sources, u32 tile, int index, int count) {
+__device__ __forceinline__ void load_x(const GroupedParams& p, const Sources<Tiles>& sources, u32 tile, int index, int count) {
   constexpr int kRows = kThreads / 8;
   static_assert(kRows == kWarpColumns * 8, "the rows that a warp's columns need");
   const int thread = opaque(threadIdx.x);
@@ -68,7 +73,7 @@ __device__ __forceinline__ void multiply_stage(u32 stage, int half, int row_warp
 #pragma unroll
     for (int tile = 0; tile < kWarpTiles; ++tile) {
       uint4 a[2];
-      load_fragments(Format{}, stage + kXBytes, row_warp * kWarpTiles + tile, block, half, lane, a);
+      load_fragments(Format{}, stage + kXBytes, stage + kXBytes + StageShape<Format, Tiles>::kWeightBytes, row_warp * kWarpTiles + tile, block, half, lane, a);
 #pragma unroll
       for (int n = 0; n < kWarpColumns; ++n) mma_bf16_16x8x16(sum.at[tile][n], a[0], b[n].x, b[n].y);
 #pragma unroll
@@ -79,9 +84,9 @@ __device__ __forceinline__ void multiply_stage(u32 stage, int half, int row_warp
 
 template <class Format, bool kIsGated>
 __device__ __forceinline__ void grouped(const GroupedParams& p) {
-  using Shape = StageShape<Format>;
+  using Shape = StageShape<Format, Tiles>;
   extern __shared__ __align__(128) u8 memory[];
-  __shared__ Sources sources;
+  __shared__ Sources<Tiles> sources;
   allow_next_kernel();
   wait_for_previous_kernel();
   const int row_tile = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -94,9 +99,9 @@ __device__ __forceinline__ void grouped(const GroupedParams& p) {
   const u32 ring = shared_address(memory);
   const int stages = (p.experts.shape.columns + kStageColumns - 1) / kStageColumns;
   find_sources<Format>(sources, p, expert, row_tile, first, count);
-  const WeightLoader<Format> weights(p, sources);
+  const WeightLoader<Format, Tiles> weights(p, sources);
 #pragma unroll
-  for (int s = 0; s < Shape::kStages - 1; ++s) {
+  for (int s = 0; s < kStages<Format> - 1; ++s) {
     if (s < stages) {
       load_x<Format>(p, sources, ring + s * Shape::kBytes, s, count);
       weights.load(ring + s * Shape::kBytes + kXBytes, s);
@@ -106,32 +111,32 @@ __device__ __forceinline__ void grouped(const GroupedParams& p) {
   Accumulators sum;
 #pragma unroll
   for (int i = 0; i < kWarpTiles * kWarpColumns * 4; ++i) (&sum.at[0][0][0])[i] = 0.f;
-  int slot = 0, free_slot = Shape::kStages - 1;
+  int slot = 0, free_slot = kStages<Format> - 1;
 #pragma unroll 1
   for (int s = 0; s < stages; ++s) {
-    copy_group_wait<Shape::kStages - 2>();
+    copy_group_wait<kStages<Format> - 2>();
     __syncthreads();
-    const int ahead = s + Shape::kStages - 1;
+    const int ahead = s + kStages<Format> - 1;
     if (ahead < stages) {
       load_x<Format>(p, sources, ring + free_slot * Shape::kBytes, ahead, count);
       weights.load(ring + free_slot * Shape::kBytes + kXBytes, ahead);
     }
     copy_group_commit();
     if (has_work) multiply_stage<Format>(ring + slot * Shape::kBytes, s % 2, row_warp, column_warp, lane, sum);
-    slot = slot + 1 == Shape::kStages ? 0 : slot + 1;
-    free_slot = free_slot + 1 == Shape::kStages ? 0 : free_slot + 1;
+    slot = slot + 1 == kStages<Format> ? 0 : slot + 1;
+    free_slot = free_slot + 1 == kStages<Format> ? 0 : free_slot + 1;
   }
   copy_group_wait<0>();
   __syncthreads();
   if (has_work) {
 #pragma unroll
     for (int tile = 0; tile < kWarpTiles; ++tile) {
-      give_results<Format, kIsGated>(p, ring, expert, row_tile, row_warp * kWarpTiles + tile, column_warp * 32, lane,
+      give_results<Format, Tiles, kIsGated>(p, ring, expert, row_tile, row_warp * kWarpTiles + tile, column_warp * 32, lane,
                                      sum.at[tile]);
     }
   }
   __syncthreads();
-  store_results<kIsGated>(p, ring, row_tile, first, count);
+  store_results<Tiles, kIsGated>(p, ring, row_tile, first, count);
 }
 
 }  // namespace

@@ -22,6 +22,7 @@ Source     ninfer/ops/moe_experts.py, moe_pairs.py; ninfer/ops/linear_packing.py
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -36,18 +37,44 @@ from ninfer.ops.moe_pairs import TILE_TOKENS, SortedPairs, max_tiles
 
 _OP: Final = "moe_grouped"
 
-_TILE_ROWS: Final = 128
-_THREADS: Final = 256
-_WGMMA_ARCHITECTURE: Final = "sm_90a"
-_WGMMA_ALIGNMENT: Final = 1024
 _X_BYTES: Final = TILE_TOKENS * 128
-_STAGES: Final = {
-    WeightFormat.BF16: (3, 16384),
-    WeightFormat.FP8_ROW: (4, 8192),
-    WeightFormat.FP8_BLOCK: (4, 8192 + 128),
-    WeightFormat.NVFP4: (4, 4096 + 1024),
+_BYTES_A_ROW: Final = {
+    WeightFormat.BF16: 128.0,
+    WeightFormat.FP8_ROW: 64.0,
+    WeightFormat.FP8_BLOCK: 64.25,
+    WeightFormat.NVFP4: 40.0,
 }
-"""Stages in shared memory, and a stage's bytes of weights with their scales."""
+"""Of a stage's weights with their scales."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Variant:
+    """How a kernel family cuts the work, as its source says.
+
+    stages         in shared memory: bf16, other formats
+    alignment      of stages, in bytes
+    slack          bytes to align the first stage
+    starts_early   whether it may start before the kernel ahead has ended: not where x goes through
+                   the first-level cache, which only the end of a kernel makes sure to be clean
+    """
+
+    family: str
+    threads: int
+    tile_rows: int
+    stages: tuple[int, int]
+    alignment: int
+    slack: int
+    starts_early: bool
+
+    def shared_bytes(self, fmt: WeightFormat) -> int:
+        scaled = -(-int(self.tile_rows * _BYTES_A_ROW[fmt]) // 128) * 128
+        stage = -(-(_X_BYTES + scaled) // self.alignment) * self.alignment
+        return self.stages[fmt is not WeightFormat.BF16] * stage + self.slack
+
+
+_PORTABLE: Final = _Variant("moe_grouped", 256, 128, (3, 4), 128, 0, True)
+_WGMMA: Final = _Variant("moe_grouped_wgmma", 512, 256, (4, 6), 1024, 1024, False)
+_WGMMA_ARCHITECTURE: Final = "sm_90a"
 _PARAMS: Final = np.dtype(
     [
         ("experts", MATRIX_PARAMS), ("x", "<u8"), ("y", "<u8"), ("rows", "<u8"),
@@ -102,21 +129,12 @@ def launch(
     if not is_gated:
         params["rows"] = 0
     has_own = kernels.limits.architecture == _WGMMA_ARCHITECTURE and not is_portable
-    family = "moe_grouped_wgmma" if has_own else "moe_grouped"
-    shared_bytes = _shared_bytes(layout.format, _WGMMA_ALIGNMENT if has_own else 0)
-    entry = f"{family}_{'gate_up' if is_gated else 'down'}_{layout.format.value}"
-    function = kernels.function(family, entry)
+    variant = _WGMMA if has_own else _PORTABLE
+    shared_bytes = variant.shared_bytes(layout.format)
+    entry = f"{variant.family}_{'gate_up' if is_gated else 'down'}_{layout.format.value}"
+    function = kernels.function(variant.family, entry)
     function.reserve_shared(shared_bytes)
     function.launch(
-        (-(-layout.rows // _TILE_ROWS), tiles, 1), (_THREADS, 1, 1), params, stream=stream,
-        shared_bytes=shared_bytes, programmatic=is_chained,
+        (-(-layout.rows // variant.tile_rows), tiles, 1), (variant.threads, 1, 1), params,
+        stream=stream, shared_bytes=shared_bytes, programmatic=is_chained and variant.starts_early,
     )  # fmt: skip
-
-
-def _shared_bytes(fmt: WeightFormat, alignment: int) -> int:
-    """Of all stages, each aligned to `alignment` bytes if that is not 0."""
-    stages, weight_bytes = _STAGES[fmt]
-    stage_bytes = _X_BYTES + weight_bytes
-    if alignment == 0:
-        return stages * stage_bytes
-    return stages * (-(-stage_bytes // alignment) * alignment) + alignment

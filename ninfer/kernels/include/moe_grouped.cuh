@@ -1,6 +1,6 @@
 // Products of sorted rows with experts' packed matrices: what the kernels for it have in common.
 //
-// A block multiplies 128 rows of a matrix with up to 128 sorted rows of x, in stages of 64 columns.
+// A block multiplies some rows of a matrix with up to 128 sorted rows of x, in stages of 64 columns.
 // Weights lie in a stage as in the packed image: strips one behind the other, then their slabs.
 #pragma once
 
@@ -11,9 +11,12 @@
 #include "vec.cuh"
 #include "weight_image.cuh"
 
-constexpr int kThreads = 256;
-constexpr int kTileRows = 128;
-constexpr int kTileStrips = kTileRows / 32;
+// How a kernel cuts the work: threads of a block, and rows of the matrix that they multiply.
+template <int kThreadCount, int kRowCount>
+struct Tiling {
+  static constexpr int kThreads = kThreadCount, kRows = kRowCount, kStrips = kRowCount / 32;
+};
+
 constexpr int kStageColumns = 64;
 constexpr u32 kRowBytes = kStageColumns * 2;  // of x in a stage
 constexpr u32 kXBytes = kTileTokens * kRowBytes;
@@ -31,16 +34,18 @@ struct GroupedParams {
 static_assert(sizeof(GroupedParams) == 104, "ninfer/ops/moe_grouped.py mirrors this struct");
 
 // A strip's bytes in a stage, and how often a part's columns fill one.
-template <class Format>
+template <class Format, class Tiles>
 struct StageShape {
   static constexpr int kPartsPerStage = Format::kPartColumns == 32 ? 2 : 1;
   static constexpr int kStagesPerPart = Format::kPartColumns == 128 ? 2 : 1;
   static constexpr u32 kStripBytes = kImagePartBytes * kPartsPerStage / kStagesPerPart;
   static constexpr u32 kSlabBytes = Format::kPartSlab > 0 ? Format::kPartSlab : Format::kUnitSlab / 8;
-  static constexpr u32 kWeightBytes = kTileStrips * kStripBytes;
-  static constexpr u32 kBytes = kXBytes + kWeightBytes + (kTileStrips * kSlabBytes + 127) / 128 * 128;
-  static constexpr int kStages = Format::kPartColumns == 32 ? 3 : 4;
+  static constexpr u32 kWeightBytes = Tiles::kStrips * kStripBytes;
+  static constexpr u32 kBytes = kXBytes + kWeightBytes + (Tiles::kStrips * kSlabBytes + 127) / 128 * 128;
 };
+
+template <class Format>
+constexpr u32 kPartSlabBytes = Format::kPartSlab > 0 ? Format::kPartSlab : Format::kUnitSlab / 8;
 
 // Parts of a strip: where column 0 lies, and how far apart columns are.
 struct alignas(16) StripSource {
@@ -59,25 +64,26 @@ __device__ __forceinline__ StripSource strip_source(const ExpertMatrix& m, int e
                  static_cast<u64>(block) * m.shape.units_per_block * image_unit_bytes<Format>(kImagePartsPerUnit) +
                  in_block * kImagePartBytes;
   source.column_step = strips * kImagePartBytes;
-  source.slab_offset = strips * slices * kImagePartBytes + in_block * StageShape<Format>::kSlabBytes -
+  source.slab_offset = strips * slices * kImagePartBytes + in_block * kPartSlabBytes<Format> -
                        in_block * kImagePartBytes;
   return source;
 }
 
 // Where a block's copies come from.
+template <class Tiles>
 struct Sources {
-  StripSource strips[kTileStrips];
+  StripSource strips[Tiles::kStrips];
   u32 rows[kTileTokens];  // of x
 };
 
-template <class Format>
-__device__ __forceinline__ void find_sources(Sources& sources, const GroupedParams& p, int expert, int row_tile,
+template <class Format, class Tiles>
+__device__ __forceinline__ void find_sources(Sources<Tiles>& sources, const GroupedParams& p, int expert, int row_tile,
                                              int first, int count) {
   const int thread = threadIdx.x, last = (p.experts.shape.rows + 31) / 32 - 1;
-  if (thread < kTileStrips) {
-    sources.strips[thread] = strip_source<Format>(p.experts, expert, min(row_tile * kTileStrips + thread, last));
-  } else if (thread >= kThreads - kTileTokens) {
-    const int row = thread - (kThreads - kTileTokens), at = first + min(row, count - 1);
+  if (thread < Tiles::kStrips) {
+    sources.strips[thread] = strip_source<Format>(p.experts, expert, min(row_tile * Tiles::kStrips + thread, last));
+  } else if (thread >= Tiles::kThreads - kTileTokens) {
+    const int row = thread - (Tiles::kThreads - kTileTokens), at = first + min(row, count - 1);
     const int from = p.rows != nullptr ? __ldcg(p.rows + at) : at;
     sources.rows[row] = from;
   }
@@ -85,14 +91,14 @@ __device__ __forceinline__ void find_sources(Sources& sources, const GroupedPara
 }
 
 // A stage's copies of weights.
-template <class Format>
+template <class Format, class Tiles>
 struct WeightLoader {
-  using Shape = StageShape<Format>;
+  using Shape = StageShape<Format, Tiles>;
   const GroupedParams& p;
-  const Sources& sources;
+  const Sources<Tiles>& sources;
   int parts, slice_shift;
 
-  __device__ __forceinline__ WeightLoader(const GroupedParams& params, const Sources& from)
+  __device__ __forceinline__ WeightLoader(const GroupedParams& params, const Sources<Tiles>& from)
       : p(params), sources(from) {
     const int slices = kImagePartsPerUnit / p.experts.shape.strips_per_block;
     slice_shift = 31 - __clz(slices);
@@ -106,16 +112,16 @@ struct WeightLoader {
 
   __device__ __forceinline__ void load(u32 weights, int index) const {
     const int thread = opaque(threadIdx.x);
-    constexpr int kPerStrip = Shape::kStripBytes / 16, kVectors = Shape::kWeightBytes / 16 / kThreads;
+    constexpr int kPerStrip = Shape::kStripBytes / 16, kVectors = Shape::kWeightBytes / 16 / Tiles::kThreads;
     int column = index / Shape::kStagesPerPart;
-    if constexpr (Shape::kPartsPerStage == 2) column = index * 2 + thread / 128;
+    if constexpr (Shape::kPartsPerStage == 2) column = index * 2 + thread % kPerStrip / 128;
     const u32 within = thread % (kPerStrip < 128 ? kPerStrip : 128) * 16 +
                        index % Shape::kStagesPerPart * Shape::kStripBytes;
     const bool is_part = column < parts;
     if (!is_part) column = 0;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      const int v = i * kThreads + thread;
+      const int v = i * Tiles::kThreads + thread;
       const StripSource source = sources.strips[v / kPerStrip];
       u64 offset = static_cast<u64>(column) * source.column_step + within;
       if constexpr (Shape::kSlabBytes > 0) offset += static_cast<u64>(column >> slice_shift) * slab_step(source.column_step);
@@ -127,7 +133,7 @@ struct WeightLoader {
   __device__ __forceinline__ void load_slabs(u32 slabs, int column) const {
     const int thread = opaque(threadIdx.x);
     constexpr int kPieceBytes = Shape::kSlabBytes < 16 ? 8 : 16, kPieces = Shape::kSlabBytes / kPieceBytes;
-    if (thread >= kTileStrips * kPieces) return;
+    if (thread >= Tiles::kStrips * kPieces) return;
     const StripSource source = sources.strips[thread / kPieces];
     const u32 strips = source.column_step / kImagePartBytes, unit = column >> slice_shift;
     const u64 unit_bytes = (source.column_step << slice_shift) + slab_step(source.column_step);
@@ -146,8 +152,8 @@ __device__ __forceinline__ u32 scaled_pair(u32 pair, float scale) {
 }
 
 // Both fragments of a tile of 16 rows that go with 32 columns of a stage. `tile` counts from the
-// block's first row.
-__device__ __forceinline__ void load_fragments(ImageBf16, u32 weights, int tile, int block, int, int lane,
+// block's first row, `slabs` is where the stage's slabs begin.
+__device__ __forceinline__ void load_fragments(ImageBf16, u32 weights, u32, int tile, int block, int, int lane,
                                                uint4 (&a)[2]) {
   const u32 at = weights + (tile / 2 * 2 + block) * kImagePartBytes + tile % 2 * 512 + lane * 16;
   a[0] = load_shared_16(at), a[1] = load_shared_16(at + 1024);
@@ -158,15 +164,15 @@ __device__ __forceinline__ void load_e4m3(u32 weights, int tile, int block, int 
   for_e4m3_fragments(load_shared_16(at), [&](int m, uint4 fragment) { a[m] = fragment; });
 }
 
-__device__ __forceinline__ void load_fragments(ImageE4m3Row, u32 weights, int tile, int block, int, int lane,
+__device__ __forceinline__ void load_fragments(ImageE4m3Row, u32 weights, u32, int tile, int block, int, int lane,
                                                uint4 (&a)[2]) {
   load_e4m3(weights, tile, block, lane, a);
 }
 
-__device__ __forceinline__ void load_fragments(ImageE4m3Block, u32 weights, int tile, int block, int, int lane,
+__device__ __forceinline__ void load_fragments(ImageE4m3Block, u32 weights, u32 slabs, int tile, int block, int, int lane,
                                                uint4 (&a)[2]) {
   load_e4m3(weights, tile, block, lane, a);
-  const uint2 scales = load_shared_8(weights + StageShape<ImageE4m3Block>::kWeightBytes + tile / 2 * 8);
+  const uint2 scales = load_shared_8(slabs + tile / 2 * 8);
   const float low = __uint_as_float(scales.x), high = __uint_as_float(scales.y);
 #pragma unroll
   for (int m = 0; m < 2; ++m) {
@@ -175,11 +181,11 @@ __device__ __forceinline__ void load_fragments(ImageE4m3Block, u32 weights, int 
   }
 }
 
-__device__ __forceinline__ void load_fragments(ImageE2m1, u32 weights, int tile, int block, int half, int lane,
+__device__ __forceinline__ void load_fragments(ImageE2m1, u32 weights, u32 slabs, int tile, int block, int half, int lane,
                                                uint4 (&a)[2]) {
   const u32 at = weights + tile / 2 * 1024 + tile % 2 * 512 + lane * 16 + block * 8;
   const uint2 words = load_shared_8(at);
-  const uint2 slab = load_shared_8(weights + StageShape<ImageE2m1>::kWeightBytes + tile / 2 * 256 + lane * 8);
+  const uint2 slab = load_shared_8(slabs + tile / 2 * 256 + lane * 8);
   const u32 word = half == 0 ? slab.x : slab.y;
   const u32 pair = tile % 2 == 0 ? e4m3_first_pair(word) : e4m3_second_pair(word);
   const u32 scale = mul_bf16x2(mul_bf16x2(pair, kTwoTo120), kTwoTo118);
@@ -199,23 +205,23 @@ __device__ __forceinline__ void store_shared_2(u32 address, u16 v) {
 }
 
 // The tile's results, rows of tokens, in shared memory.
-template <bool kIsGated>
+template <class Tiles, bool kIsGated>
 struct Results {
-  static constexpr int kWidth = kIsGated ? kTileRows / 2 : kTileRows;
+  static constexpr int kWidth = kIsGated ? Tiles::kRows / 2 : Tiles::kRows;
   static constexpr u32 kPitch = (kWidth + 8) * 2;
 };
 
 // Results of 16 rows and 8 * kColumns tokens from `first_token` on; tile and tokens count from the
 // block's first.
-template <class Format, bool kIsGated, int kColumns>
+template <class Format, class Tiles, bool kIsGated, int kColumns>
 __device__ __forceinline__ void give_results(const GroupedParams& p, u32 memory, int expert, int row_tile, int tile,
                                              int first_token, int lane, const float (&sums)[kColumns][4]) {
-  using Out = Results<kIsGated>;
+  using Out = Results<Tiles, kIsGated>;
   const int local = tile * 16 + lane / 4;
   float low_scale = 1.f, high_scale = 1.f;
   if constexpr (Format::kHasRowScale) {
     const float* scales = p.experts.row_scales + static_cast<u64>(expert) * p.experts.shape.rows;
-    const int row = row_tile * kTileRows + local, last = p.experts.shape.rows - 1;
+    const int row = row_tile * Tiles::kRows + local, last = p.experts.shape.rows - 1;
     low_scale = __ldg(scales + min(row, last)), high_scale = __ldg(scales + min(row + 8, last));
   }
 #pragma unroll
@@ -235,12 +241,12 @@ __device__ __forceinline__ void give_results(const GroupedParams& p, u32 memory,
   }
 }
 
-template <bool kIsGated>
+template <class Tiles, bool kIsGated>
 __device__ __forceinline__ void store_results(const GroupedParams& p, u32 memory, int row_tile, int first, int count) {
-  using Out = Results<kIsGated>;
+  using Out = Results<Tiles, kIsGated>;
   constexpr int kVectors = Out::kWidth / 8;
   const int width = kIsGated ? p.experts.shape.rows / 2 : p.experts.shape.rows;
-  for (int i = threadIdx.x; i < count * kVectors; i += kThreads) {
+  for (int i = threadIdx.x; i < count * kVectors; i += Tiles::kThreads) {
     const int token = i / kVectors, vector = i % kVectors, column = row_tile * Out::kWidth + vector * 8;
     if (column >= width) continue;
     const uint4 v = load_shared_16(memory + token * Out::kPitch + vector * 16);
