@@ -10,12 +10,15 @@
 // kernel start only behind its own wait: moe_down may then read the logits, and so its weights,
 // before moe_gate_up has ended.
 //
-// Work is cut into tiles of 16 rows of a matrix. A block's eight warps share a tile along K; four
-// chunks of weights are in flight a warp, across tiles. Products run on tensor cores with pairs as
-// columns; partial sums meet in shared memory and are added in a fixed order. So what is added in
-// which order for a token depends on its own experts and the shapes alone. Bytes: the weights of
-// the experts in use, once.
+// Work is cut into tiles of 16 rows of a matrix. A block's eight warps share a tile along K. Every
+// warp has a ring of its own in shared memory for parts of weights, six of them on their way, across
+// tiles; a lane reads what it has copied itself. (Loads into registers would not do: the compiler
+// makes the first use wait for all of them.) Products run on tensor cores with pairs as columns;
+// partial sums meet in shared memory and are added in a fixed order. So what is added in which order
+// for a token depends on its own experts and the shapes alone. Bytes: the weights of the experts in
+// use, once.
 
+#include "copy_groups.cuh"
 #include "dtypes.cuh"
 #include "expert_matrix.cuh"
 #include "mma.cuh"
@@ -63,19 +66,18 @@ struct ExpertParams {
 static_assert(sizeof(ExpertParams) == 208, "ninfer/ops/moe_small_t.py mirrors this struct");
 
 template <class Format>
-constexpr int kStages = Format::kRuns == 1 ? 6 : 4;  // chunks in flight a warp, even
-template <class Format>
 constexpr int kRunVectors = Format::kRuns * Format::kRun / 8;
+template <class Format>
+constexpr bool kHasSlab = Format::kPartSlab > 0 || Format::kUnitSlab > 0;
 
-// What a warp loads at a time: one part of one tile.
+// A part of one tile, as one lane multiplies it.
 template <class Format>
 struct Chunk {
   uint4 words[2];
   uint2 slab;
-  float row_scale[2];
 };
 
-// A lane's columns of x for a chunk: those of the pair in column lane / 4 of a tile.
+// A lane's columns of x for a part: those of the pair in column lane / 4 of a tile.
 template <class Format>
 struct Run {
   uint4 vectors[kRunVectors<Format>];
@@ -84,12 +86,6 @@ struct Run {
 template <class Format>
 __device__ __forceinline__ int num_parts(int columns) {
   return (columns + Format::kPartColumns - 1) / Format::kPartColumns;
-}
-
-// Rounds in which `warps` warps take a part each.
-template <class Format>
-__device__ __forceinline__ int num_chunks(int columns, int warps) {
-  return (num_parts<Format>(columns) + warps - 1) / warps;
 }
 
 __device__ __forceinline__ uint4 load_weights(const u8* from) {
@@ -132,7 +128,7 @@ struct TileSource {
                      static_cast<u64>(block) * shape.units_per_block * image_unit_bytes<Format>(kImagePartsPerUnit);
     bytes = unit + in_block * kImagePartBytes + tile % 2 * 512 + lane * 16;
     part_step = strips * kImagePartBytes;
-    if constexpr (kHasSlab) {
+    if constexpr (kHasSlab<Format>) {
       slice_shift = 3 - strip_shift;
       const u32 parts = strips << slice_shift;
       unit_slab_bytes = parts * Format::kPartSlab + Format::kUnitSlab;
@@ -154,25 +150,75 @@ struct TileSource {
     return other;
   }
 
-  __device__ __forceinline__ void load(Chunk<Format>& chunk, int part, bool is_last) const {
+  struct Place {
+    const u8 *words, *slab;
+  };
+
+  __device__ __forceinline__ Place place(int part) const {
     u64 offset = static_cast<u64>(part) * part_step;
-    if constexpr (kHasSlab) {
-      const u32 unit = part >> slice_shift, slice = part - (unit << slice_shift);
-      const u8* from = bytes + slab_offset + unit * static_cast<u64>((part_step << slice_shift) + unit_slab_bytes) +
-                       slice * (part_step / (kImagePartBytes / kSlabBytes));
-      chunk.slab = __ldg(reinterpret_cast<const uint2*>(from));
-      offset += static_cast<u64>(unit) * unit_slab_bytes;
-    }
-    chunk.words[0] = load_weights(bytes + offset);
-    chunk.words[1] = load_weights(bytes + offset + 1024);
-    if constexpr (Format::kHasRowScale) {
-      if (is_last) chunk.row_scale[0] = __ldg(row_scales), chunk.row_scale[1] = __ldg(row_scales + second_scale);
-    }
+    if constexpr (!kHasSlab<Format>) return Place{bytes + offset, nullptr};
+    const u32 unit = part >> slice_shift, slice = part - (unit << slice_shift);
+    const u64 unit_bytes = static_cast<u64>(part_step << slice_shift) + unit_slab_bytes;
+    offset += static_cast<u64>(unit) * unit_slab_bytes;
+    return Place{bytes + offset,
+                 bytes + slab_offset + unit * unit_bytes + slice * (part_step / (kImagePartBytes / kSlabBytes))};
+  }
+
+  __device__ __forceinline__ void load(Chunk<Format>& chunk, int part) const {
+    const Place from = place(part);
+    chunk.words[0] = load_weights(from.words);
+    chunk.words[1] = load_weights(from.words + 1024);
+    if constexpr (kHasSlab<Format>) chunk.slab = __ldg(reinterpret_cast<const uint2*>(from.slab));
+  }
+
+  // Scales of the lane's two rows.
+  __device__ __forceinline__ float2 load_scales() const {
+    if constexpr (!Format::kHasRowScale) return make_float2(1.f, 1.f);
+    return make_float2(__ldg(row_scales), __ldg(row_scales + second_scale));
   }
 
  private:
   static constexpr u32 kSlabBytes = Format::kPartSlab > 0 ? Format::kPartSlab : 8;
-  static constexpr bool kHasSlab = Format::kPartSlab > 0 || Format::kUnitSlab > 0;
+};
+
+// A warp's ring of parts; every part is a group of copies. A lane reads what it has copied.
+template <class Format>
+struct Ring {
+  static constexpr int kStages = 6;
+  static constexpr u32 kStageBytes = 1024 + (kHasSlab<Format> ? 256 : 0);
+  static constexpr u32 kWarpBytes = kStages * kStageBytes;
+
+  u32 base, fill, read;  // of the lane
+
+  __device__ __forceinline__ Ring(u32 memory, int warp, int lane)
+      : base(memory + warp * kWarpBytes), fill(base + lane * 16), read(fill) {}
+
+  __device__ __forceinline__ void copy(const TileSource<Format>& source, int part) {
+    const typename TileSource<Format>::Place from = source.place(part);
+    copy_shared_16(fill, from.words, true);
+    copy_shared_16(fill + 512, from.words + 1024, true);
+    if constexpr (kHasSlab<Format>) copy_shared_8(slab_of(fill), from.slab);
+  }
+
+  // Behind every part that was copied, and every part not there any more: groups are counted.
+  __device__ __forceinline__ void commit() {
+    copy_group_commit();
+    fill = next(fill);
+  }
+
+  __device__ __forceinline__ void take(Chunk<Format>& chunk) {
+    copy_group_wait<kStages - 1>();
+    chunk.words[0] = load_shared_16(read);
+    chunk.words[1] = load_shared_16(read + 512);
+    if constexpr (kHasSlab<Format>) chunk.slab = load_shared_8(slab_of(read));
+    read = next(read);
+  }
+
+ private:
+  __device__ __forceinline__ u32 slab_of(u32 at) const { return at + 1024 - threadIdx.x % 32 * 8; }
+  __device__ __forceinline__ u32 next(u32 at) const {
+    return at + kStageBytes >= base + kWarpBytes ? at + kStageBytes - kWarpBytes : at + kStageBytes;
+  }
 };
 
 // Column of x where vector `v` of a lane's run begins.
@@ -205,11 +251,10 @@ __device__ __forceinline__ void for_words(uint4 w, uint2 slab, int half, int til
   }
 }
 
-// sums += the chunk times the pairs' columns; a chunk behind the last part adds nothing.
+// sums += the chunk times the pairs' columns.
 template <class Format>
-__device__ __forceinline__ void multiply_chunk(const Chunk<Format>& chunk, const Run<Format>& run, int columns,
-                                               int tile, int part, float (&sums)[4]) {
-  if (part >= num_parts<Format>(columns)) return;
+__device__ __forceinline__ void multiply_chunk(const Chunk<Format>& chunk, const Run<Format>& run, int tile,
+                                               float (&sums)[4]) {
   float part_sums[4] = {};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -255,12 +300,22 @@ struct alignas(16) Exchange {
 __device__ __forceinline__ float silu(float gate) { return gate / (1.f + __expf(-gate)); }
 
 template <class Format>
-__device__ __forceinline__ void scale_rows(const Chunk<Format>& chunk, Sums& sums) {
+__device__ __forceinline__ void scale_rows(float2 scales, Sums& sums) {
   if constexpr (Format::kHasRowScale) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) (&sums.at[0][0])[i] *= chunk.row_scale[i % 4 / 2];
+    for (int i = 0; i < 8; ++i) (&sums.at[0][0])[i] *= i % 4 < 2 ? scales.x : scales.y;
   }
 }
+
+// A batch of a warp's parts, first, first + step, ..: the lane's columns of x for all of them.
+template <class Format, int kBatch>
+struct Batch {
+  Run<Format> runs[kBatch];
+  __device__ __forceinline__ void load(const u16* row, int columns, int first, int step, int lane) {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) load_run(runs[i], row, columns, first + i * step, lane);
+  }
+};
 
 // ---- router ----
 
@@ -288,7 +343,7 @@ __device__ __forceinline__ void router_tile(const RouterProductParams& p, int ti
   Chunk<Format> weights[kEarly];
 #pragma unroll
   for (int i = 0; i < kEarly; ++i) {
-    if (warp + i * kWarps < parts) source.load(weights[i], warp + i * kWarps, i == 0);
+    if (warp + i * kWarps < parts) source.load(weights[i], warp + i * kWarps);
   }
   for (int v = threadIdx.x; v < columns / 8; v += kThreads) {
     copy_shared_16(norm_weight + v * 16, p.norm_weight + v * 8, true);
@@ -308,18 +363,18 @@ __device__ __forceinline__ void router_tile(const RouterProductParams& p, int ti
     for (int i = 0; i < kEarly; ++i) {
       const int part = first + i * kWarps;
       if (part >= parts) break;
-      if (first > warp) source.load(weights[i], part, false);
+      if (first > warp) source.load(weights[i], part);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         if (half * 8 >= p.tokens) break;
         const int t = min(half * 8 + lane / 4, p.tokens - 1);
         Run<Format> run;
         load_normalised(run, p, t, part, norm_weight, scales[t], lane);
-        multiply_chunk(weights[i], run, columns, tile, part, sums.at[half]);
+        multiply_chunk(weights[i], run, tile, sums.at[half]);
       }
     }
   }
-  if (warp < parts) scale_rows(weights[0], sums);
+  scale_rows<Format>(source.load_scales(), sums);
   exchange.give(0, warp, lane, sums, p.tokens > 8);
   __syncthreads();
   const int t = threadIdx.x / 16, row = threadIdx.x % 16, expert = tile * 16 + row;
@@ -389,14 +444,6 @@ struct Item {
   int entry, tile;
 };
 
-// A chunk of an item or entry; chunks of one follow each other, then comes the one `step` further on.
-struct Cursor {
-  int item, chunk;
-  __device__ __forceinline__ void advance(int chunks, int step) {
-    if (++chunk == chunks) chunk = 0, item += step;
-  }
-};
-
 template <class Format>
 struct GateUp {
   const ExpertParams& p;
@@ -456,75 +503,70 @@ __device__ __forceinline__ void clear_square_sums(const ExpertParams& p) {
 
 template <class Format>
 __device__ __forceinline__ void gate_up(const ExpertParams& p) {
+  constexpr int kBatch = 8 / kRunVectors<Format>;
+  extern __shared__ __align__(128) u8 memory[];
   __shared__ Routing routing;
   __shared__ Exchange exchange;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, step = gridDim.x;
-  const int columns = p.routed.shape.columns, chunks = num_chunks<Format>(columns, kWarps);
-  const int last_part = num_parts<Format>(columns) - 1;
-  const int tiles = p.routed.shape.rows / 16;
+  const int columns = p.routed.shape.columns, parts = num_parts<Format>(columns), tiles = p.routed.shape.rows / 16;
   const GateUp<Format> work{p, routing, p.has_shared ? p.shared.shape.rows / 16 : 0, tiles, lane, warp,
                             0xffffffffu / tiles + 1};
-  Chunk<Format> weights[kStages<Format>];
+  Ring<Format> ring(shared_address(memory), warp, lane);
   TileSource<Format> source;
-  Cursor at{static_cast<int>(blockIdx.x), 0}, ahead = at;
-  const auto load_ahead = [&](Chunk<Format>& chunk) {
-    if (ahead.chunk == 0) source = work.source(ahead.item);
-    source.load(chunk, min(warp + ahead.chunk * kWarps, last_part), ahead.chunk == chunks - 1);
-    ahead.advance(chunks, step);
+  int ahead = blockIdx.x, ahead_part = warp, items = work.shared_tiles;
+  const auto copy_ahead = [&]() {
+    if (ahead < items && warp < parts) {
+      if (ahead_part == warp) source = work.source(ahead);
+      ring.copy(source, ahead_part);
+      ahead_part += kWarps;
+      if (ahead_part >= parts) ahead_part = warp, ahead += step;
+    }
   };
-  int loaded = 0;
-#pragma unroll
-  for (int s = 0; s < kStages<Format>; ++s) {
-    if (ahead.item < work.shared_tiles) load_ahead(weights[s]), ++loaded;
-  }
+  int groups = 0;
+  for (; groups < Ring<Format>::kStages && ahead < items; ++groups) copy_ahead(), ring.commit();
   clear_masks(routing);
   wait_for_previous_kernel();
   allow_next_kernel();
   build_routing<kThreads>(routing, p.routing, p.tokens);
-  const int items = work.shared_tiles + routing.num_entries * tiles;
-#pragma unroll
-  for (int s = 0; s < kStages<Format>; ++s) {
-    if (s >= loaded && ahead.item < items) load_ahead(weights[s]);
-  }
+  items = work.shared_tiles + routing.num_entries * tiles;
+  for (; groups < Ring<Format>::kStages; ++groups) copy_ahead(), ring.commit();
   clear_square_sums(p);
-  if (at.item >= items) return;
-  Item item = work.item(at.item);
-  bool has_second = work.count(item) > 8;
-  const u16* x = work.x_row(item, 0);
-  Run<Format> runs[2];
-  load_run(runs[0], x, columns, warp, lane);
-  Sums sums;
-  sums.clear();
+  Batch<Format, kBatch> x;
+  if (static_cast<int>(blockIdx.x) < items) {
+    x.load(work.x_row(work.item(blockIdx.x), 0), columns, warp, kWarps, lane);
+  }
   int turn = 0;
-  for (;;) {
+  for (int index = blockIdx.x; index < items; index += step) {
+    const Item item = work.item(index);
+    const bool has_second = work.count(item) > 8;
+    float2 scales = make_float2(1.f, 1.f);
+    if constexpr (Format::kHasRowScale) scales = work.source(index).load_scales();
+    Sums sums;
+    sums.clear();
+    for (int first = warp; first < parts; first += kWarps * kBatch) {
+      if (first > warp) x.load(work.x_row(item, 0), columns, first, kWarps, lane);
 #pragma unroll
-    for (int s = 0; s < kStages<Format>; ++s) {
-      const int part = warp + at.chunk * kWarps;
-      Cursor next = at;
-      next.advance(chunks, step);
-      const bool is_last = next.chunk == 0, has_next = next.item < items;
-      const Item next_item = is_last && has_next ? work.item(next.item) : item;
-      if (is_last && has_next) x = work.x_row(next_item, 0);
-      if (has_next) load_run(runs[(s + 1) % 2], x, columns, warp + next.chunk * kWarps, lane);
-      multiply_chunk(weights[s], runs[s % 2], columns, item.tile, part, sums.at[0]);
-      if (has_second) {
-        load_run(runs[s % 2], work.x_row(item, 8), columns, part, lane);
-        multiply_chunk(weights[s], runs[s % 2], columns, item.tile, part, sums.at[1]);
+      for (int i = 0; i < kBatch; ++i) {
+        const int part = first + i * kWarps;
+        if (part >= parts) break;
+        Chunk<Format> weights;
+        ring.take(weights);
+        multiply_chunk(weights, x.runs[i], item.tile, sums.at[0]);
+        if (has_second) {
+          Run<Format> second;
+          load_run(second, work.x_row(item, 8), columns, part, lane);
+          multiply_chunk(weights, second, item.tile, sums.at[1]);
+        }
+        copy_ahead();
+        ring.commit();
       }
-      if (is_last) scale_rows(weights[s], sums);
-      if (ahead.item < items) load_ahead(weights[s]);
-      if (is_last) {
-        exchange.give(turn, warp, lane, sums, has_second);
-        __syncthreads();
-        if (threadIdx.x < 8 * kRoutedTokens) work.store(exchange, turn, item);
-        if (!has_next) return;
-        turn ^= 1;
-        sums.clear();
-        item = next_item;
-        has_second = work.count(item) > 8;
-      }
-      at = next;
     }
+    if (index + step < items) x.load(work.x_row(work.item(index + step), 0), columns, warp, kWarps, lane);
+    scale_rows<Format>(scales, sums);
+    exchange.give(turn, warp, lane, sums, has_second);
+    __syncthreads();
+    if (threadIdx.x < 8 * kRoutedTokens) work.store(exchange, turn, item);
+    turn ^= 1;
   }
 }
 
@@ -542,10 +584,6 @@ struct Down {
 
   __device__ __forceinline__ int columns(int entry) const {
     return is_shared(entry) ? p.shared.shape.columns : p.routed.shape.columns;
-  }
-
-  __device__ __forceinline__ int chunks(int entry) const {
-    return entry < entries ? num_chunks<Format>(columns(entry), kDownSlices) : 1;
   }
 
   __device__ __forceinline__ int count(int entry) const {
@@ -598,6 +636,8 @@ __device__ __forceinline__ void store_down(const ExpertParams& p, int t, int n, 
 
 template <class Format>
 __device__ __forceinline__ void down(const ExpertParams& p) {
+  constexpr int kBatch = 4 / kRunVectors<Format>;
+  extern __shared__ __align__(128) u8 memory[];
   __shared__ Routing routing;
   __shared__ Exchange exchange;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tile = blockIdx.x;
@@ -606,25 +646,29 @@ __device__ __forceinline__ void down(const ExpertParams& p) {
   // The logits are older than the kernel before this one, which waited for them.
   build_routing<kThreads>(routing, p.routing, p.tokens);
   const int entries = routing.num_entries + (p.has_shared ? 1 : 0);
-  const int limit = (entries + kDownEntries - 1) / kDownEntries * kDownEntries;
   const Down<Format> work{p, routing, entries, lane};
   const TileSource<Format> first_expert(p.routed, 0, tile, lane);
+  Ring<Format> ring(shared_address(memory), warp, lane);
   TileSource<Format> source;
-  Chunk<Format> weights[kStages<Format>];
-  Cursor at{group, 0}, ahead = at;
-  const auto load_ahead = [&](Chunk<Format>& chunk) {
-    if (ahead.chunk == 0) {
-      source = work.is_shared(ahead.item) ? TileSource<Format>(p.shared, 0, tile, lane)
-                                          : first_expert.at(p.routed, routing.expert_of[work.routed(ahead.item)]);
+  int ahead = group, ahead_part = slice, ahead_parts = 0;
+  const auto copy_ahead = [&]() {
+    while (ahead < entries) {
+      if (ahead_part == slice) {
+        ahead_parts = num_parts<Format>(work.columns(ahead));
+        source = work.is_shared(ahead) ? TileSource<Format>(p.shared, 0, tile, lane)
+                                       : first_expert.at(p.routed, routing.expert_of[work.routed(ahead)]);
+      }
+      const int part = ahead_part;
+      ahead_part += kDownSlices;
+      if (ahead_part >= ahead_parts) ahead_part = slice, ahead += kDownEntries;
+      if (part < ahead_parts) {
+        ring.copy(source, part);
+        return;
+      }
     }
-    const int chunks = work.chunks(ahead.item), last = num_parts<Format>(work.columns(ahead.item)) - 1;
-    source.load(chunk, min(slice + ahead.chunk * kDownSlices, last), false);
-    ahead.advance(chunks, kDownEntries);
   };
-#pragma unroll
-  for (int s = 0; s < kStages<Format>; ++s) {
-    if (ahead.item < entries) load_ahead(weights[s]);
-  }
+#pragma unroll 1
+  for (int i = 0; i < Ring<Format>::kStages; ++i) copy_ahead(), ring.commit();
   const int t = threadIdx.x / 16, row = threadIdx.x % 16, n = tile * 16 + row;
   float scales[kDownEntries];
 #pragma unroll
@@ -639,56 +683,48 @@ __device__ __forceinline__ void down(const ExpertParams& p) {
       value += gate * bf16_to_float(__ldcg(p.shared_output + static_cast<u64>(t) * p.columns + n));
     }
   }
-  const u16* x = nullptr;
-  Run<Format> runs[2];
-  if (at.item < entries) {
-    x = work.x_row(at.item, 0);
-    load_run(runs[0], x, work.columns(at.item), slice, lane);
-  }
-  Sums sums;
-  sums.clear();
+  Batch<Format, kBatch> x;
+  if (group < entries) x.load(work.x_row(group, 0), work.columns(group), slice, kDownSlices, lane);
   int turn = 0;
-  for (bool is_done = false; !is_done;) {
+#pragma unroll 1
+  for (int round = 0; round < entries; round += kDownEntries) {
+    const int entry = round + group, following = entry + kDownEntries;
+    bool has_second = false;
+    Sums sums;
+    sums.clear();
+    if (entry < entries) {
+      const int columns = work.columns(entry), parts = num_parts<Format>(columns);
+      has_second = work.count(entry) > 8;
+      for (int first = slice; first < parts; first += kDownSlices * kBatch) {
+        if (first > slice) x.load(work.x_row(entry, 0), columns, first, kDownSlices, lane);
 #pragma unroll
-    for (int s = 0; s < kStages<Format>; ++s) {
-      if (at.item >= limit) {
-        is_done = true;
-        break;
-      }
-      Cursor next = at;
-      next.advance(work.chunks(at.item), kDownEntries);
-      const bool is_last = next.chunk == 0;
-      bool has_second = false;
-      if (next.item < entries) {
-        if (is_last) x = work.x_row(next.item, 0);
-        load_run(runs[(s + 1) % 2], x, work.columns(next.item), slice + next.chunk * kDownSlices, lane);
-      }
-      if (at.item < entries) {
-        const int columns = work.columns(at.item), part = slice + at.chunk * kDownSlices;
-        multiply_chunk(weights[s], runs[s % 2], columns, tile, part, sums.at[0]);
-        has_second = work.count(at.item) > 8;
-        if (has_second) {
-          load_run(runs[s % 2], work.x_row(at.item, 8), columns, part, lane);
-          multiply_chunk(weights[s], runs[s % 2], columns, tile, part, sums.at[1]);
-        }
-      }
-      if (ahead.item < entries) load_ahead(weights[s]);
-      if (is_last) {
-        exchange.give(turn, warp, lane, sums, has_second);
-        __syncthreads();
-        const int first = at.item - group;
-        if (t < p.tokens) {
-#pragma unroll
-          for (int i = 0; i < kDownEntries; ++i) {
-            if (first + i < entries) value += scales[i] * work.add(exchange, turn, first + i, row, t, gate);
-            scales[i] = work.row_scale(first + kDownEntries + i, n);
+        for (int i = 0; i < kBatch; ++i) {
+          const int part = first + i * kDownSlices;
+          if (part >= parts) break;
+          Chunk<Format> weights;
+          ring.take(weights);
+          multiply_chunk(weights, x.runs[i], tile, sums.at[0]);
+          if (has_second) {
+            Run<Format> second;
+            load_run(second, work.x_row(entry, 8), columns, part, lane);
+            multiply_chunk(weights, second, tile, sums.at[1]);
           }
+          copy_ahead();
+          ring.commit();
         }
-        turn ^= 1;
-        sums.clear();
       }
-      at = next;
     }
+    if (following < entries) x.load(work.x_row(following, 0), work.columns(following), slice, kDownSlices, lane);
+    exchange.give(turn, warp, lane, sums, has_second);
+    __syncthreads();
+    if (t < p.tokens) {
+#pragma unroll
+      for (int i = 0; i < kDownEntries; ++i) {
+        if (round + i < entries) value += scales[i] * work.add(exchange, turn, round + i, row, t, gate);
+        scales[i] = work.row_scale(round + kDownEntries + i, n);
+      }
+    }
+    turn ^= 1;
   }
   store_down<Format>(p, t, n, value);
 }

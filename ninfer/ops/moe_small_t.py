@@ -39,6 +39,7 @@ from ninfer.ops.expert_weights import (
     expert_matrices,
     single_matrix,
 )
+from ninfer.ops.linear_packing import ImageLayout, WeightFormat
 from ninfer.ops.linear_small_t import InputNorm, PackedLinear
 from ninfer.ops.moe_router import MAX_EXPERTS, MAX_EXPERTS_PER_TOKEN
 
@@ -49,6 +50,14 @@ _MAX_COLUMNS: Final = 12288
 _TILE: Final = 16
 _THREADS: Final = 256
 _BLOCKS_PER_MULTIPROCESSOR: Final = 2
+_RING_STAGES: Final = 6
+_PART_BYTES: Final = {
+    WeightFormat.BF16: 1024,
+    WeightFormat.FP8_ROW: 1024,
+    WeightFormat.FP8_BLOCK: 1280,
+    WeightFormat.NVFP4: 1280,
+}
+"""Of a warp's part of weights in shared memory, with what a lane needs to scale it."""
 _ROUTER_PARAMS: Final = np.dtype(
     [
         ("router", MATRIX_PARAMS), ("x", "<u8"), ("square_sums", "<u8"), ("norm_weight", "<u8"),
@@ -229,8 +238,8 @@ def _launch_gate_up(
         shared_tiles = rows // _TILE
     most_tiles = shared_tiles + min(int(params["num_experts"]), num_pairs) * layout.rows // _TILE
     blocks = min(kernels.limits.num_multiprocessors * _BLOCKS_PER_MULTIPROCESSOR, most_tiles)
-    kernels.function("moe_small_t", f"moe_gate_up_{layout.format.value}").launch(
-        (blocks, 1, 1), (_THREADS, 1, 1), params, stream=stream, programmatic=is_chained
+    _launch(
+        kernels, f"moe_gate_up_{layout.format.value}", blocks, layout, params, stream, is_chained
     )
 
 
@@ -268,9 +277,26 @@ def _launch_down(
             allows_row_stride=True,
         )  # fmt: skip
         params[name], params[f"{name}_stride"] = view.address, view.row_stride
-    kernels.function("moe_small_t", f"moe_down_{layout.format.value}").launch(
-        (columns // _TILE, 1, 1), (_THREADS, 1, 1), params, stream=stream, programmatic=True
-    )
+    blocks = columns // _TILE
+    _launch(kernels, f"moe_down_{layout.format.value}", blocks, layout, params, stream, True)
+
+
+def _launch(
+    kernels: KernelLibrary,
+    entry: str,
+    blocks: int,
+    layout: ImageLayout,
+    params: NDArray[np.void],
+    stream: int,
+    is_chained: bool,
+) -> None:
+    shared_bytes = _THREADS // 32 * _RING_STAGES * _PART_BYTES[layout.format]
+    function = kernels.function("moe_small_t", entry)
+    function.reserve_shared(shared_bytes)
+    function.launch(
+        (blocks, 1, 1), (_THREADS, 1, 1), params, stream=stream, shared_bytes=shared_bytes,
+        programmatic=is_chained,
+    )  # fmt: skip
 
 
 def _check_sizes(weights: MoeWeights, tokens: int, columns: int) -> None:
