@@ -252,12 +252,12 @@ def quantise_checkpoint(source: Path, folder: Path, layout: str) -> Path:
     return folder
 
 
-def decode_checkpoint(source: Path, folder: Path, layout: str) -> Path:
+def decode_checkpoint(source: Path, folder: Path, layout: str, dtype: str = "F32") -> Path:
     """A copy of `source` with the numbers that `quantise_checkpoint` leaves of it."""
     tensors = {}
     for name, tensor in split_experts(_copied(source, folder)):
         quantised = _quantised(name, tensor, layout)
-        tensors[name] = tensor if quantised is None else encode(quantised.values, "F32")
+        tensors[name] = tensor if quantised is None else encode(quantised.values, dtype)
     write_safetensors(folder / "model.safetensors", tensors)
     return folder
 
