@@ -40,10 +40,11 @@ STEPS = 6
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """`source` is quantised, `plain` its numbers as F32 by an independent formula, `rounded` the same
-    as BF16: what many columns meet.
+    """`source` is quantised.
 
-    wanted   float32 logits of `plain` by prompt
+    plain     its numbers as F32, by an independent formula
+    rounded   the same as BF16: what many columns meet
+    wanted    float32 logits of `plain` by prompt
     """
 
     case: str
