@@ -36,10 +36,13 @@ class RouterLog:
     experts_per_token: int
     parts: list[list[Float32Array]] = field(default_factory=list)
 
+    def logits(self) -> Float32Array:
+        """[layers, n, E] of all inputs since the log began."""
+        return np.array([np.concatenate(layer) for layer in self.parts])
+
     def choices(self) -> NDArray[np.int64]:
-        """Experts [layers, n, k] of all inputs since the log began, as the router chooses them."""
-        logits = np.array([np.concatenate(layer) for layer in self.parts])
-        best_first = np.argsort(-logits, axis=-1, kind="stable")
+        """Experts [layers, n, k], as the router chooses them."""
+        best_first = np.argsort(-self.logits(), axis=-1, kind="stable")
         return best_first[..., : self.experts_per_token]
 
 
@@ -47,11 +50,13 @@ class RouterLog:
 class LedRun:
     """Logits [n, V] of the float32 model with given experts.
 
+    router_logits   [layers, n, E]
     lags   [n] over all layers, the most by which the best router logit of an expert that was left
            out exceeds the worst of one that was taken; not above 0 where the choice was the model's
     """
 
     logits: Float32Array
+    router_logits: Float32Array
     lags: NDArray[np.float64]
 
 
@@ -80,12 +85,14 @@ def run_with_experts(
 ) -> LedRun:
     """The float32 model over a prompt, taking `choices` [layers, n, k] in place of its own."""
     lags = np.full(len(prompt), -np.inf)
+    said: list[NDArray[Any]] = []
     layers = iter(choices)
 
     def lead(
         logits: NDArray[Any], *, experts_per_token: int, renormalise: bool
     ) -> tuple[NDArray[np.int64], NDArray[Any]]:
         taken = next(layers)
+        said.append(logits.copy())
         is_taken = np.zeros(logits.shape, bool)
         np.put_along_axis(is_taken, taken, True, axis=1)
         assert (is_taken.sum(axis=1) == experts_per_token).all()
@@ -112,7 +119,8 @@ def run_with_experts(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(moe_router, "reference", lead)
         *_, hidden = model.hidden_states(batch)
-    return LedRun(model.logits(hidden, batch.project).astype(np.float32), lags)
+    scores = model.logits(hidden, batch.project).astype(np.float32)
+    return LedRun(scores, np.array(said, np.float32), lags)
 
 
 def _read_logits(executor: CudaExecutor, num_tokens: int) -> Float32Array:

@@ -33,10 +33,15 @@ CHUNKINGS = {
 MOST_DIVERGENCE = 2e-3
 CLOSE_CALL = 0.05
 """A token this near to the best one may win instead of it."""
-ROUTER_NOISE = 0.1
-"""Rounding the residual stream and its norms to bf16 moves the router logits of these goldens (they
-spread by 3) by 0.03, one standard deviation. An expert that leads another by no more than three of
-those may lose to it, and which one is taken may change with the cut of the prompt."""
+ROUTER_NOISE = 0.05
+"""Most standard deviation of router logits from those of float32 with the same experts: rounding the
+residual stream and its norms to bf16 moves them (they spread by 3) by 0.03."""
+LONGEST_LAG = 5 * 2**0.5
+"""In standard deviations of the noise: an expert may win over one that leads it by the difference of
+two errors; of ten thousand choices none should need more than five deviations. Seen on an H200: 1 to
+9 of 200 positions with another expert, a lead of 0.13 at most, and which positions these are changes
+with the cut of the prompt. At such a position the divergence from float32 was 1.1e-2, and 7e-4 from
+float32 led along the same experts."""
 
 
 def runnable_cases() -> list[str]:
@@ -83,7 +88,10 @@ async def test_logits_stay_near_those_of_float32(
                     f"; other experts at {np.flatnonzero(led.lags > 0.0)}, behind by up to"
                     f" {led.lags.max():.3f}; led by them {found.mean():.2e}, most {found.max():.2e}"
                 )
-            assert led.lags.max() < ROUTER_NOISE, where
+            noise = float((log.logits() - led.router_logits).std())
+            where += f"; router noise {noise:.4f}"
+            assert noise < ROUTER_NOISE, where
+            assert led.lags.max() < LONGEST_LAG * noise, where
         print(f"\n{where}, of {most_divergence(case, name):.2e}")
         assert found.mean() <= most_divergence(case, name), where
 
