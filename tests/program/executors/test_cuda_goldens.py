@@ -34,13 +34,13 @@ MOST_DIVERGENCE = 2e-3
 CLOSE_CALL = 0.05
 """A token this near to the best one may win instead of it."""
 ROUTER_NOISE = 0.05
-"""Most standard deviation of router logits from those of float32 with the same experts: rounding the
-residual stream and its norms to bf16 moves them (they spread by 3) by 0.03."""
+"""Most standard deviation of router logits from those of float32 with the same experts. Rounding
+the residual stream and its norms to bf16 moves them (they spread by 3) by 0.03."""
 LONGEST_LAG = 5 * 2**0.5
-"""In standard deviations of the noise: an expert may win over one that leads it by the difference of
-two errors; of ten thousand choices none should need more than five deviations. Seen on an H200: 1 to
-9 of 200 positions with another expert, a lead of 0.13 at most, and which positions these are changes
-with the cut of the prompt. At such a position the divergence from float32 was 1.1e-2, and 7e-4 from
+"""In standard deviations of the noise: an expert may win over one that leads it by the difference
+of two errors, and of ten thousand choices none should need five deviations of that. Seen on an
+H200: another expert at 1 to 9 of 200 positions, which ones changes with the cut of the prompt, a
+lead of 0.13 at most. The divergence from float32 at such a position was 1.1e-2, and 7e-4 from
 float32 led along the same experts."""
 
 
