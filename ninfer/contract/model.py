@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ninfer.contract.arrays import Float32Array
-from ninfer.contract.weights import EncodedBand, WeightBand
+from ninfer.contract.weights import AnyBand, WeightBand
 
 
 class MixerKind(Enum):
@@ -232,7 +232,7 @@ class ModelSource(Protocol):
 
     def read_bands(
         self, encoded: Collection[str], component: str = "text"
-    ) -> Iterator[tuple[ModelObject, tuple[EncodedBand, ...]]]:
+    ) -> Iterator[tuple[ModelObject, tuple[AnyBand, ...]]]:
         """As read_float32, but the objects in `encoded` as they are stored; others are one band of
         numbers, bf16 codes (uint16) where all of an object is stored so."""
 

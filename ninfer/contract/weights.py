@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,15 +67,35 @@ class EncodedBand:
         )
 
 
-def stack_bands(bands: Sequence[EncodedBand]) -> EncodedBand:
-    """The bands of experts, of one encoding and shape, as one band."""
-    first = bands[0]
-    return EncodedBand(
-        first.encoding,
-        np.stack([band.codes for band in bands]),
-        _stack([band.scales for band in bands]),
-        _stack([band.row_factors for band in bands]),
-    )
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedExperts:
+    """A band of experts that lie apart, one by one; nothing is copied until it is asked for as a
+    whole."""
+
+    bands: tuple[EncodedBand, ...]
+
+    @property
+    def encoding(self) -> WeightEncoding:
+        return self.bands[0].encoding
+
+    @property
+    def codes(self) -> NDArray[Any]:
+        return np.stack([band.codes for band in self.bands])
+
+    @property
+    def scales(self) -> NDArray[Any] | None:
+        return _stack([band.scales for band in self.bands])
+
+    @property
+    def row_factors(self) -> Float32Array | None:
+        return _stack([band.row_factors for band in self.bands])
+
+    def expert(self, index: int) -> EncodedBand:
+        """The band of one expert."""
+        return self.bands[index]
+
+
+AnyBand: TypeAlias = EncodedBand | EncodedExperts
 
 
 def _stack(arrays: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:

@@ -23,7 +23,7 @@ from ninfer.contract.model import (
     ModelObject,
     StoredTensor,
 )
-from ninfer.contract.weights import EncodedBand, WeightBand, WeightEncoding, stack_bands
+from ninfer.contract.weights import AnyBand, EncodedBand, EncodedExperts, WeightBand, WeightEncoding
 from ninfer.convert.segments import EncodedSegment, FloatSegment, Segment
 from ninfer.models.bindings import bindings_of, uses_of
 from ninfer.ops.float_codecs import HalfArray
@@ -88,7 +88,7 @@ class ObjectLayout:
             first += segment.num_elements
         return codes
 
-    def read_bands(self) -> tuple[EncodedBand, ...]:
+    def read_bands(self) -> tuple[AnyBand, ...]:
         """The object as it is stored. Raises ModelFileError."""
         return tuple(self._read_band(index, band) for index, band in enumerate(self.bands))
 
@@ -114,12 +114,12 @@ class ObjectLayout:
         is_stacked = self._num_experts is not None and not self.is_by_expert
         return rows // self.item.shape[0] if is_stacked else rows
 
-    def _read_band(self, index: int, band: WeightBand) -> EncodedBand:
+    def _read_band(self, index: int, band: WeightBand) -> AnyBand:
         segments = self.segments_by_band[index]
         if band.encoding is WeightEncoding.FLOAT:
             return EncodedBand(band.encoding, self._read_floats(index, band))
         parts = [segment.read_band() for segment in segments if isinstance(segment, EncodedSegment)]
-        return stack_bands(parts) if self.is_by_expert else parts[0]
+        return EncodedExperts(tuple(parts)) if self.is_by_expert else parts[0]
 
     def _read_floats(self, index: int, band: WeightBand) -> Float32Array:
         experts = () if self._num_experts is None else (self._num_experts,)
@@ -188,7 +188,7 @@ class OpenedModel:
 
     def read_bands(
         self, encoded: Collection[str], component: str = "text"
-    ) -> Iterator[tuple[ModelObject, tuple[EncodedBand, ...]]]:
+    ) -> Iterator[tuple[ModelObject, tuple[AnyBand, ...]]]:
         """As read_float32, but the objects in `encoded` as they are stored; others are one band of
         numbers, bf16 codes (uint16) where all of an object is stored so."""
         for layout in self._component(component):

@@ -22,7 +22,7 @@ from ninfer.contract.arrays import Float32Array
 from ninfer.contract.weights import (
     BLOCK_SIZE,
     GROUP_SIZE,
-    EncodedBand,
+    AnyBand,
     WeightEncoding,
     band_dtypes,
     band_shapes,
@@ -35,7 +35,7 @@ _CHUNK_ELEMENTS: Final = 1 << 20
 """Elements decoded at a time, so that temporaries stay small."""
 
 
-def reference(band: EncodedBand) -> Float32Array:
+def reference(band: AnyBand) -> Float32Array:
     """W as a new array."""
     is_packed = band.encoding is WeightEncoding.NVFP4
     *outer, columns = band.codes.shape
@@ -44,7 +44,7 @@ def reference(band: EncodedBand) -> Float32Array:
     return out
 
 
-def decode_into(band: EncodedBand, out: Float32Array) -> None:
+def decode_into(band: AnyBand, out: Float32Array) -> None:
     """Write W to `out`."""
     if out.ndim == 3:
         for index, matrix in enumerate(out):
@@ -57,7 +57,7 @@ def decode_into(band: EncodedBand, out: Float32Array) -> None:
         _decode_rows(band, rows, out[rows])
 
 
-def _decode_rows(band: EncodedBand, rows: slice, out: Float32Array) -> None:
+def _decode_rows(band: AnyBand, rows: slice, out: Float32Array) -> None:
     """`rows` starts at a whole block."""
     codes, scales = band.codes[rows], band.scales
     if scales is None:
@@ -82,7 +82,7 @@ def _nibbles(codes: ByteArray) -> Float32Array:
     return e2m1_to_float(pairs.reshape(codes.shape[0], -1))
 
 
-def _check(band: EncodedBand, out: Float32Array) -> None:
+def _check(band: AnyBand, out: Float32Array) -> None:
     arrays = {"codes": band.codes, "scales": band.scales, "row_factors": band.row_factors}
     found = {name: array for name, array in arrays.items() if array is not None}
     shapes = {name: array.shape for name, array in found.items()}

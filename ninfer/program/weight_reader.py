@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ninfer.contract.arrays import Float32Array
 from ninfer.contract.errors import InvariantError
 from ninfer.contract.model import ModelObject, ModelSource
-from ninfer.contract.weights import EncodedBand
+from ninfer.contract.weights import AnyBand
 from ninfer.program import memory_costs
 
 
@@ -30,7 +30,7 @@ def read_weights(
 
 def read_bands(
     source: ModelSource, encoded: Collection[str], progress: Callable[[str, int, int], None]
-) -> Iterator[tuple[str, tuple[EncodedBand, ...]]]:
+) -> Iterator[tuple[str, tuple[AnyBand, ...]]]:
     """(name, bands) of every text object: of those in `encoded` as they are stored, of others one
     band of numbers. `progress` and errors as read_weights."""
     watch = _Watch(source, progress)

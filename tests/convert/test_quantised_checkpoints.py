@@ -12,7 +12,7 @@ import pytest
 
 from ninfer.contract.arrays import Float32Array
 from ninfer.contract.errors import ModelFileError
-from ninfer.contract.weights import EncodedBand, WeightBand, WeightEncoding
+from ninfer.contract.weights import AnyBand, WeightBand, WeightEncoding
 from ninfer.convert.opened_model import OpenedModel
 from ninfer.convert.source import open_model
 from ninfer.convert.writer import write_artifact
@@ -97,7 +97,7 @@ def test_bands_decode_to_what_is_read_as_float32(tmp_path: Path, case: str, layo
         np.testing.assert_array_equal(np.concatenate(rows, axis=axis), values, err_msg=item.name)
 
 
-def decoded(band: EncodedBand) -> Float32Array:
+def decoded(band: AnyBand) -> Float32Array:
     if band.encoding is WeightEncoding.FLOAT:
         return np.asarray(band.codes, np.float32)
     return encoded_weights.reference(band)

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ninfer.contract.errors import OpContractError
-from ninfer.contract.weights import EncodedBand, WeightEncoding, band_shapes, stack_bands
+from ninfer.contract.weights import EncodedBand, EncodedExperts, WeightEncoding, band_shapes
 from ninfer.ops import encoded_weights
 from tests.helpers.quantised_checkpoints import E2M1, e4m3_values
 
@@ -75,7 +75,7 @@ def test_large_matrices_are_decoded_in_pieces_of_whole_blocks(
 @pytest.mark.parametrize("encoding", [FP8_ROW, FP8_BLOCK, NVFP4])
 def test_experts_are_decoded_one_by_one(encoding: WeightEncoding) -> None:
     bands = [random_band(encoding, rows, 32) for rows in (48, 48)]
-    got = encoded_weights.reference(stack_bands(bands))
+    got = encoded_weights.reference(EncodedExperts(tuple(bands)))
     for index, band in enumerate(bands):
         np.testing.assert_array_equal(got[index], encoded_weights.reference(band))
 

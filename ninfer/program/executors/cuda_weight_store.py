@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ninfer.contract.arrays import Float32Array
 from ninfer.contract.errors import InvariantError
-from ninfer.contract.weights import EncodedBand
+from ninfer.contract.weights import AnyBand
 from ninfer.ops import linear_pack, linear_small_t, quantise
 from ninfer.ops.expert_weights import ExpertWeights
 from ninfer.ops.float_codecs import HalfArray, bf16_to_float, float_to_bf16
@@ -96,13 +96,13 @@ class WeightStore:
         """Names of the objects whose codes are kept: `put_bands` takes them."""
         return frozenset(self._plan.encoded)
 
-    def put_bands(self, name: str, bands: Sequence[EncodedBand]) -> None:
+    def put_bands(self, name: str, bands: Sequence[AnyBand]) -> None:
         """Store one object's codes; blocks until the host arrays are no longer needed."""
         for image in self._plan.encoded[name]:
             chosen = bands[image.bands.first_band : image.bands.last_band]
             is_stacked = image.matrix.num_experts is not None
             for index, place in enumerate(self._places(image.matrix)):
-                matrix = [band.expert(index) for band in chosen] if is_stacked else chosen
+                matrix = [band.expert(index) for band in chosen] if is_stacked else list(chosen)
                 self._put_encoded(place, matrix)
             self._missing.discard(image.matrix.name)
         self._driver.synchronize()
@@ -210,7 +210,7 @@ class WeightStore:
         )
         self._driver.synchronize()
 
-    def _put_encoded(self, place: _Place, bands: Sequence[EncodedBand]) -> None:
+    def _put_encoded(self, place: _Place, bands: Sequence[AnyBand]) -> None:
         """The rows of `bands`, one behind the other, as one image."""
         layout = place.layout
         if layout.format is WeightFormat.BF16:
