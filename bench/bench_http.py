@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import aiohttp
 import numpy as np
@@ -47,19 +47,23 @@ class StreamResult:
 
 
 @contextlib.asynccontextmanager
-async def served(model: str | None) -> AsyncIterator[tuple[str, int, float]]:
-    """(url, process id, seconds from start to ready)."""
-    command = [sys.executable, "-m", "ninfer", "serve"]
-    command += [model] if model else []
+async def served(
+    *arguments: str, log: int | BinaryIO = subprocess.DEVNULL
+) -> AsyncIterator[tuple[str, int, float]]:
+    """(url, process id, seconds from start to ready) of `python ARGUMENTS --port 0`, a server that
+    says where it serves; its stderr goes to `log`."""
     started = time.perf_counter()
     process = await asyncio.create_subprocess_exec(
-        *command, "--port", "0", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
+        sys.executable, *arguments, "--port", "0",
+        stdout=subprocess.PIPE, stderr=log,
+    )  # fmt: skip
     if process.stdout is None:
         raise RuntimeError("the server's output is not a pipe")
     try:
         async with asyncio.timeout(120):
             line = (await process.stdout.readline()).decode()
+        if not line:
+            raise RuntimeError("the server ended before it was ready")
         yield line.split()[-1], process.pid, time.perf_counter() - started
     finally:
         if process.returncode is None:
@@ -67,14 +71,16 @@ async def served(model: str | None) -> AsyncIterator[tuple[str, int, float]]:
             await process.wait()
 
 
-async def stream_once(session: aiohttp.ClientSession, url: str, seed: int) -> tuple[float, int]:
+async def stream_once(
+    session: aiohttp.ClientSession, url: str, seed: int, num_tokens: int = OUTPUT_TOKENS
+) -> tuple[float, int]:
     """(seconds to the first token, completion tokens)."""
     body = {
         "messages": [{"role": "user", "content": STORY}],
         "stream": True,
         "stream_options": {"include_usage": True},
         "ignore_eos": True,
-        "max_tokens": OUTPUT_TOKENS,
+        "max_tokens": num_tokens,
         "seed": seed,
     }
     started, first_s, tokens = time.perf_counter(), 0.0, 0
@@ -128,7 +134,8 @@ def peak_mib(process_id: int) -> float:
 
 
 async def measure(model: str | None) -> dict[str, Any]:
-    async with served(model) as (url, process_id, ready_s), aiohttp.ClientSession() as session:
+    command = ["-m", "ninfer", "serve", *([model] if model else [])]
+    async with served(*command) as (url, process_id, ready_s), aiohttp.ClientSession() as session:
         streams = [await measure_streams(session, url, count) for count in STREAM_COUNTS]
         prefill = await measure_prefill(session, url, 1024)
         return {

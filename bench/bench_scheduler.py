@@ -100,6 +100,9 @@ class PlainSession:
         delta = OutputDelta("content", "token", tuple(tokens))
         return OutputPreview(len(tokens), finish, (delta,), None)
 
+    def goes_on_after(self, token: GeneratedToken) -> bool:
+        return True
+
     def commit(self, preview: OutputPreview) -> None:
         return None
 

@@ -1,7 +1,8 @@
 """Flags, environment names, defaults, units and help: the one place for all of them.
 
 Each options class is a frozen dataclass; every field is declared with `option(...)`. A value comes
-from the flag, else from the environment (`NINFER_` + the field name in capitals), else the default:
+from the flag, else from the environment (`NINFER_` + the field name in capitals; an empty variable
+counts as unset), else the default:
 
     parser = argparse.ArgumentParser(); add_options(parser, EngineOptions)
     options = read_options(EngineOptions, parser.parse_args(), os.environ)   # OptionError
@@ -12,7 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
@@ -20,6 +21,10 @@ from typing import Any, Final, TypeVar
 from ninfer.contract.errors import OptionError
 
 ENVIRONMENT_PREFIX: Final = "NINFER_"
+INPUT_LIMIT_MIB: Final = 64
+"""Most that is read of a file or pipe that an option names."""
+MODEL: Final = "model"
+"""The name of the argument that is no option; its variable is NINFER_MODEL."""
 NO_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType({})
 T = TypeVar("T")
 
@@ -82,6 +87,19 @@ def parse_host(text: str) -> str:
     return text
 
 
+def parse_name(text: str) -> str:
+    """A name of something: an empty one would silently mean another thing."""
+    if not text:
+        raise ValueError("the name is empty")
+    return text
+
+
+def parse_output_name(text: str) -> str:
+    if text == "-":
+        raise ValueError("- does not mean stdout here (./- is a file of that name)")
+    return parse_name(text)
+
+
 _BYTE_UNITS: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
@@ -108,7 +126,7 @@ def parse_bool(text: str) -> bool:
     lowered = text.strip().lower()
     if lowered in {"1", "true", "yes", "on"}:
         return True
-    if lowered in {"0", "false", "no", "off", ""}:
+    if lowered in {"0", "false", "no", "off"}:
         return False
     raise ValueError(f"{text!r} is neither on nor off")
 
@@ -144,8 +162,8 @@ class EngineOptions:
     )
     weights: str = option(
         "auto",
-        "how projections are stored on a GPU; auto takes the first of bf16, fp8 and nvfp4 that"
-        " fits",
+        "how projections are stored on a GPU; auto keeps the codes of a quantised checkpoint, else"
+        " takes the first of bf16, fp8 and nvfp4 that fits",
         choices=("auto", "bf16", "fp8", "nvfp4"),
     )
     kv_dtype: str = option(
@@ -155,6 +173,7 @@ class EngineOptions:
         None,
         "folder of compiled kernels that `kernels build` wrote; default they are compiled when"
         " first used",
+        parse=parse_name,
         metavar="DIR",
     )
     max_concurrency: int = option(
@@ -276,8 +295,9 @@ class ServeOptions:
         8080, "port to listen on; 0 = any free one", parse=parse_int(0, 65_535), metavar="PORT"
     )
     model_name: str | None = option(
-        None, "name in /v1/models and answers; default the model's own", metavar="NAME"
-    )
+        None, "name in /v1/models and answers; default the model's own",
+        parse=parse_name, metavar="NAME",
+    )  # fmt: skip
     strict_model: bool = option(False, "answer 404 to requests that name another model")
     max_request_mib: int = option(
         64, "largest request body in MiB", parse=parse_int(1, 4096), metavar="N"
@@ -319,6 +339,7 @@ class RunOptions:
     messages: str | None = option(
         None,
         'JSON file with OpenAI messages, a list or {"messages": [...]}; - reads stdin',
+        parse=parse_name,
         metavar="FILE",
     )
     raw: bool = option(
@@ -336,11 +357,13 @@ class ScoreOptions:
     """What is scored."""
 
     text: str | None = option(
-        None, "UTF-8 text file; special tokens in it are parsed; - reads stdin", metavar="FILE"
-    )
+        None, "UTF-8 text file; special tokens in it are parsed; - reads stdin",
+        parse=parse_name, metavar="FILE",
+    )  # fmt: skip
     ids: str | None = option(
-        None, "JSON file with a list of token ids; - reads stdin", metavar="FILE"
-    )
+        None, "JSON file with a list of token ids; - reads stdin",
+        parse=parse_name, metavar="FILE",
+    )  # fmt: skip
     window: int | None = option(
         None, "tokens scored from one empty state; default the context, at most 4096",
         parse=parse_int(2, 16_777_216), metavar="TOKENS",
@@ -351,7 +374,7 @@ class ScoreOptions:
     )  # fmt: skip
     logits: str | None = option(
         None, "also write the logits, float32 [tokens, vocabulary] under the key `logits`",
-        metavar="OUT.npz",
+        parse=parse_output_name, metavar="OUT.npz",
     )  # fmt: skip
     json: bool = option(False, "print one JSON object, with the NLL of every token")
 
@@ -367,7 +390,9 @@ class InfoOptions:
 class ConvertOptions:
     """What is written."""
 
-    out: str | None = option(None, "the artifact to write; needed", metavar="FILE.ninfer")
+    out: str | None = option(
+        None, "the artifact to write; needed", parse=parse_output_name, metavar="FILE.ninfer"
+    )
     force: bool = option(False, "replace the file if it exists")
 
 
@@ -387,6 +412,7 @@ class BenchOptions:
             "qwen3.5-35b-a3b",
             "qwen3-8b",
         ),
+        metavar="NAME",
     )
     cases: tuple[tuple[int, int], ...] = option(
         ((1024, 1),),
@@ -397,7 +423,9 @@ class BenchOptions:
     output: int = option(
         64, "decode steps timed in each case", parse=parse_int(1, 1_000_000), metavar="TOKENS"
     )
-    record: str | None = option(None, "also write all figures as JSON", metavar="FILE.json")
+    record: str | None = option(
+        None, "also write all figures as JSON", parse=parse_output_name, metavar="FILE.json"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -408,18 +436,77 @@ class KernelsOptions:
         None, "architectures with commas (sm_90a,sm_120a); default all supported ones",
         metavar="NAMES",
     )  # fmt: skip
-    out: str | None = option(None, "the folder to fill; needed", metavar="DIR")
+    out: str | None = option(
+        None, "the folder to fill; needed", parse=parse_output_name, metavar="DIR"
+    )
     jobs: int | None = option(
         None, "compilers at once; default one a processor", parse=parse_int(1, 4096), metavar="N"
     )
 
 
+EXCLUSIVE: Final = (
+    ("prompt", "messages"),
+    ("raw", "messages"),
+    ("raw", "system"),
+    ("raw", "think"),
+    ("text", "ids"),
+    ("synthetic", MODEL),
+)
+"""Pairs of which a command takes at most one. A flag sets its partner's variable aside."""
+
+
 def flag_of(name: str) -> str:
-    return "--" + name.replace("_", "-")
+    return "MODEL" if name == MODEL else "--" + name.replace("_", "-")
 
 
 def environment_name_of(name: str) -> str:
     return ENVIRONMENT_PREFIX + name.upper()
+
+
+def variable_of(name: str, environ: Mapping[str, str]) -> str | None:
+    """The text of an option's variable; None where it is unset or empty."""
+    return environ.get(environment_name_of(name)) or None
+
+
+def settled_environ(
+    classes: Sequence[type[Any]], arguments: argparse.Namespace, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """`environ` without the variables that a flag of an exclusive partner sets aside.
+
+    `classes` are those of a command; a MODEL counts where `arguments` has one. Raises OptionError
+    that names both where two flags, or two variables and no flag, exclude each other.
+    """
+    fields = {item.name: item for cls in classes for item in dataclasses.fields(cls)}
+    known = {*fields, *({MODEL} & vars(arguments).keys())}
+    pairs = [pair for pair in EXCLUSIVE if known.issuperset(pair)]
+    flags = {name: getattr(arguments, name, None) for name in known}
+    settled = dict(environ)
+    for first, second in pairs:
+        by_flag = [name for name in (first, second) if _is_asked(fields.get(name), flags[name])]
+        if len(by_flag) == 2:
+            raise OptionError(flag_of(second), f"goes without {flag_of(first)}")
+        if by_flag:
+            settled.pop(environment_name_of(second if by_flag == [first] else first), None)
+    for pair in pairs:
+        if all(_is_asked_by_variable(name, fields.get(name), settled) for name in pair):
+            first, second = (environment_name_of(name) for name in pair)
+            raise OptionError(second, f"goes without {first}; a flag would choose one of them")
+    return settled
+
+
+def _is_asked(item: dataclasses.Field[Any] | None, value: Any) -> bool:
+    """A switch that is switched to what it is anyway stands in nobody's way."""
+    return value is not None and (item is None or value != item.default)
+
+
+def _is_asked_by_variable(
+    name: str, item: dataclasses.Field[Any] | None, environ: Mapping[str, str]
+) -> bool:
+    text = variable_of(name, environ)
+    if text is None or item is None:
+        return text is not None
+    spec: OptionSpec = item.metadata["option"]
+    return _is_asked(item, parse_value(spec, environment_name_of(name), text))
 
 
 def specs_of(cls: type[Any]) -> dict[str, OptionSpec]:
@@ -439,17 +526,24 @@ def add_options(
         spec: OptionSpec = item.metadata["option"]
         default = defaults.get(item.name, item.default)
         text = f"{spec.help} [{environment_name_of(item.name)}{_default_text(default)}]"
-        text = text.replace("%", "%%")
         flag = flag_of(item.name)
         if spec.is_switch:
+            action = argparse.BooleanOptionalAction
             group.add_argument(
-                flag, dest=item.name, action=argparse.BooleanOptionalAction, default=None, help=text
+                flag, dest=item.name, action=action, default=None, help=_escaped(text)
             )
-        else:
-            metavar = spec.metavar or item.name.upper()
-            if spec.choices is not None:
-                metavar = "{" + ",".join(spec.choices) + "}"
-            group.add_argument(flag, dest=item.name, metavar=metavar, help=text)
+            continue
+        metavar = spec.metavar or item.name.upper()
+        if spec.choices is not None and spec.metavar is None:
+            metavar = "{" + ",".join(spec.choices) + "}"
+        elif spec.choices is not None:
+            text = f"{spec.help}: {', '.join(spec.choices)} {text.removeprefix(spec.help).strip()}"
+        group.add_argument(flag, dest=item.name, metavar=metavar, help=_escaped(text))
+
+
+def _escaped(text: str) -> str:
+    """argparse would fill in what follows a percent sign."""
+    return text.replace("%", "%%")
 
 
 def read_options(
@@ -465,7 +559,7 @@ def read_options(
         if given is not None:
             values[name] = given if spec.is_switch else parse_value(spec, flag_of(name), given)
             continue
-        text = environ.get(environment_name_of(name))
+        text = variable_of(name, environ)
         if text is not None:
             values[name] = parse_value(spec, environment_name_of(name), text)
     return cls(**values)

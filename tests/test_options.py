@@ -19,6 +19,8 @@ from ninfer.options import (
     flag_of,
     parse_bool,
     parse_bytes,
+    parse_name,
+    parse_output_name,
     read_options,
     specs_of,
 )
@@ -75,10 +77,34 @@ def test_each_option_has_help_flag_and_variable(
 
 
 @pytest.mark.parametrize(("cls", "name", "spec"), FIELDS, ids=IDS)
+def test_an_empty_variable_counts_as_unset(cls: type[Any], name: str, spec: OptionSpec) -> None:
+    assert parse(cls, [], {environment_name_of(name): ""}) == cls()
+
+
+@pytest.mark.parametrize(("cls", "name", "spec"), FIELDS, ids=IDS)
+def test_an_empty_flag_is_an_error_or_a_text(cls: type[Any], name: str, spec: OptionSpec) -> None:
+    if spec.is_switch:
+        return
+    if name in ("prompt", "system"):
+        assert getattr(parse(cls, [flag_of(name), ""], {}), name) == ""
+    elif name != "arch":
+        with pytest.raises(OptionError, match=flag_of(name)):
+            parse(cls, [flag_of(name), ""], {})
+
+
+@pytest.mark.parametrize("name", ["logits", "record", "out"])
+def test_a_dash_is_no_output_file(name: str) -> None:
+    for cls, field_name, _ in FIELDS:
+        if field_name == name:
+            with pytest.raises(OptionError, match=f"{flag_of(name)}: - does not mean stdout"):
+                parse(cls, [flag_of(name), "-"], {})
+
+
+@pytest.mark.parametrize(("cls", "name", "spec"), FIELDS, ids=IDS)
 def test_bad_values_are_refused_with_their_source(
     cls: type[Any], name: str, spec: OptionSpec
 ) -> None:
-    if spec.parse is str and spec.choices is None:
+    if spec.parse in (str, parse_name, parse_output_name) and spec.choices is None:
         assert getattr(parse(cls, [], {environment_name_of(name): "?!"}), name) == "?!"
         return
     with pytest.raises(OptionError, match=environment_name_of(name)):
@@ -127,12 +153,14 @@ def test_parsers_give_a_value_or_a_readable_value_error(text: str) -> None:
         assert message
 
 
-@pytest.mark.parametrize(("text", "value"), [("YES", True), ("off", False), ("", False)])
+@pytest.mark.parametrize(("text", "value"), [("YES", True), ("off", False), (" No ", False)])
 def test_switch_words(text: str, value: bool) -> None:
     assert parse_bool(text) is value
 
 
-@pytest.mark.parametrize("host", ["", "  "])
-def test_an_empty_host_does_not_open_every_interface(host: str) -> None:
+def test_an_empty_host_does_not_open_every_interface() -> None:
     with pytest.raises(OptionError, match="NINFER_HOST: an address is needed"):
-        read_options(ServeOptions, argparse.Namespace(), {"NINFER_HOST": host})
+        read_options(ServeOptions, argparse.Namespace(), {"NINFER_HOST": "  "})
+    with pytest.raises(OptionError, match="--host: an address is needed"):
+        parse(ServeOptions, ["--host", ""], {})
+    assert parse(ServeOptions, [], {"NINFER_HOST": ""}).host == "127.0.0.1"

@@ -20,9 +20,8 @@ from typing import Any, Final, cast
 import cupy as cp
 import numpy as np
 
-from bench.common.read_rate import measure_read_rate
+from bench.common.op_bench import OpBench, random_bf16
 from bench.common.record import environment, write_record
-from bench.common.timing import time_chain
 from ninfer.contract.model import GdnConfig
 from ninfer.kernels.library import KernelFunction, KernelLibrary
 from ninfer.ops import gdn_decode, gdn_prefill
@@ -77,22 +76,7 @@ class Layers:
         return GdnMemory(self.windows, self.states, layer % self.states.shape[1])
 
 
-class Bench:
-    """The device and its rate R."""
-
-    def __init__(self) -> None:
-        cp.cuda.Device(0).use()
-        self.kernels = KernelLibrary.open(cache_dir=Path("/tmp/ninfer-bench-kernels"))
-        self.stream = cp.cuda.Stream(non_blocking=True)
-        self.stream.use()
-        self.read_rate = measure_read_rate(cp, self.kernels, self.stream, total_bytes=8 << 30)
-
-    def time(self, enqueue: Callable[[int], None], items: int) -> float:
-        """Median microseconds of one item."""
-        enqueue(0)
-        self.stream.synchronize()
-        return time_chain(cp, self.stream, enqueue, items=items).median_us
-
+class Bench(OpBench):
     def steps(self, name: str, config: GdnConfig, rows: int, columns: int) -> dict[str, Any]:
         layers = _random_layers(config, rows)
         tokens = rows * columns
@@ -186,7 +170,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     bench = Bench()
-    print(f"R = {bench.read_rate / 1e12:.3f} TB/s, read only", flush=True)
     record = {**environment(cp), "read_rate": bench.read_rate, "rows": list(_rows(bench))}
     write_record(arguments.out / "gdn.json", record)
 
@@ -205,24 +188,20 @@ def _random_layers(config: GdnConfig, rows: int) -> Layers:
     """Slots 1 .. 2 * rows, in CHAIN_LAYERS layers."""
     heads = config.num_value_heads
     weights = GdnWeights(
-        _random_bf16((config.conv_dim, config.conv_width)),
+        random_bf16(config.conv_dim, config.conv_width),
         cp.zeros(heads, cp.float32),
         cp.zeros(heads, cp.float32),
-        _random_bf16((config.value_head_dim,)),
+        random_bf16(config.value_head_dim),
     )
     slots = (2 * rows + 1, CHAIN_LAYERS)
     state = (heads, config.value_head_dim, config.key_head_dim)
     windows = cp.zeros((*slots, config.conv_dim, config.conv_width - 1), cp.uint16)
-    return Layers(weights, windows, cp.zeros((*slots, *state), cp.float32))
+    states = cp.random.standard_normal((*slots, *state), dtype=cp.float32)
+    return Layers(weights, windows, states)
 
 
 def _random_projection(config: GdnConfig, tokens: int) -> Any:
-    return _random_bf16((tokens, projection_width(config)))
-
-
-def _random_bf16(shape: tuple[int, ...]) -> Any:
-    values = cp.random.standard_normal(shape, dtype=cp.float32)
-    return (values.view(cp.uint32) >> 16).astype(cp.uint16)
+    return random_bf16(tokens, projection_width(config))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ prepare   projection read, queries, keys and values written, at R
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -19,10 +19,8 @@ from typing import Any, Final
 import cupy as cp
 import numpy as np
 
-from bench.common.read_rate import measure_read_rate
+from bench.common.op_bench import OpBench, random_bf16
 from bench.common.record import environment, write_record
-from bench.common.timing import time_chain
-from ninfer.kernels.library import KernelLibrary
 from ninfer.ops import attention_prepare, paged_attention_decode, paged_attention_prefill
 from ninfer.ops.attention_prepare import HeadNorms, RotaryTables
 
@@ -42,22 +40,7 @@ class Pages:
     scales: Any
 
 
-class Bench:
-    """The device and its rate R."""
-
-    def __init__(self) -> None:
-        cp.cuda.Device(0).use()
-        self.kernels = KernelLibrary.open(cache_dir=Path("/tmp/ninfer-bench-kernels"))
-        self.stream = cp.cuda.Stream(non_blocking=True)
-        self.stream.use()
-        self.read_rate = measure_read_rate(cp, self.kernels, self.stream, total_bytes=8 << 30)
-
-    def time(self, enqueue: Callable[[int], None], items: int) -> float:
-        """Median microseconds of one item."""
-        enqueue(0)
-        self.stream.synchronize()
-        return time_chain(cp, self.stream, enqueue, items=items).median_us
-
+class Bench(OpBench):
     def decode(self, model: str, kv_format: str, context: int, columns: int) -> dict[str, Any]:
         """One sequence of `context` keys, its last `columns` columns."""
         heads, kv_heads, head_dim = SHAPES[model]
@@ -173,11 +156,6 @@ def make_pages(kv_format: str, count: int, kv_heads: int, head_dim: int) -> Page
     return Pages(codes.view(cp.int8), scales)
 
 
-def random_bf16(*shape: int) -> Any:
-    values = cp.random.standard_normal(shape, dtype=cp.float32)
-    return (values.view(cp.uint32) >> 16).astype(cp.uint16)
-
-
 def measure(bench: Bench, models: list[str], formats: list[str]) -> Iterator[dict[str, Any]]:
     for model in models:
         for kv_format in formats:
@@ -198,7 +176,6 @@ def main() -> None:
     parser.add_argument("--formats", default="bf16,fp8,int8")
     arguments = parser.parse_args()
     bench = Bench()
-    print(f"R = {bench.read_rate / 1e12:.3f} TB/s, read only", flush=True)
     rows = []
     for row in measure(bench, arguments.models.split(","), arguments.formats.split(",")):
         rows.append(row)

@@ -15,10 +15,8 @@ from typing import Any, Final
 import cupy as cp
 import numpy as np
 
-from bench.common.read_rate import measure_read_rate
+from bench.common.op_bench import OpBench
 from bench.common.record import environment, write_record
-from bench.common.timing import time_chain
-from ninfer.kernels.library import KernelLibrary
 from ninfer.ops import copies, dequantise, embedding, rms_norm, swiglu
 from ninfer.ops.linear_packing import ImageLayout, WeightFormat
 
@@ -36,25 +34,13 @@ Case = tuple[str, int, Callable[[int], None], int]
 """Name, bytes of a link, enqueue(link), links."""
 
 
-class Bench:
-    def __init__(self) -> None:
-        cp.cuda.Device(0).use()
-        self.kernels = KernelLibrary.open(cache_dir=Path("/tmp/ninfer-bench-kernels"))
-        self.stream = cp.cuda.Stream(non_blocking=True)
-        self.stream.use()
-        self.read_rate = measure_read_rate(cp, self.kernels, self.stream, total_bytes=8 << 30)
-
+class Bench(OpBench):
     def measure(self, case: Case) -> dict[str, Any]:
         name, size, enqueue, links = case
-        enqueue(0)
-        self.stream.synchronize()
-        timing = time_chain(cp, self.stream, enqueue, items=links)
+        median = self.time(enqueue, links)
         floor = size / self.read_rate * 1e6
-        print(
-            f"{name:32s} {timing.median_us:9.2f} us  floor {floor:9.2f}"
-            f"  {floor / timing.median_us:5.0%}"
-        )
-        return {"case": name, "bytes": size, "us": timing.median_us, "floor_us": floor}
+        print(f"{name:32s} {median:9.2f} us  floor {floor:9.2f}  {floor / median:5.0%}")
+        return {"case": name, "bytes": size, "us": median, "floor_us": floor}
 
 
 def main() -> None:

@@ -14,12 +14,10 @@ from typing import Any, Final
 import cupy as cp
 import numpy as np
 
-from bench.common.read_rate import measure_read_rate
+from bench.common.op_bench import OpBench
 from bench.common.record import environment, write_record
-from bench.common.timing import time_chain
 from ninfer.contract.sampling import SamplingParams
 from ninfer.contract.units import SampleRow
-from ninfer.kernels.library import KernelLibrary
 from ninfer.ops import device_sampling
 from ninfer.ops.device_sampling import MAX_TOP, ROW, SamplingInputs, SamplingOutputs
 
@@ -43,27 +41,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    cp.cuda.Device(0).use()
-    kernels = KernelLibrary.open(cache_dir=Path("/tmp/ninfer-bench-kernels"))
-    stream = cp.cuda.Stream(non_blocking=True)
-    stream.use()
-    read_rate = measure_read_rate(cp, kernels, stream, total_bytes=8 << 30)
+    bench = OpBench()
     logits = cp.random.standard_normal((max(ROWS), VOCAB), dtype=cp.float32) * 3
     scratch = cp.zeros(device_sampling.scratch_bytes(max(ROWS)), cp.uint8)
     rows = []
     for name, params in SETTINGS.items():
         for count in ROWS:
-            median = _time(kernels, stream, logits[:count], params, scratch)
-            floor = count * VALID * 4 / read_rate * 1e6
+            median = _time(bench, logits[:count], params, scratch)
+            floor = count * VALID * 4 / bench.read_rate * 1e6
             print(f"{name:32s} {count:3d} rows {median:8.2f} us  floor {floor:7.2f}")
             rows.append({"case": name, "rows": count, "us": median, "floor_us": floor})
-    record = {**environment(cp), "read_rate": read_rate, "rows": rows}
+    record = {**environment(cp), "read_rate": bench.read_rate, "rows": rows}
     write_record(arguments.out / "sampling.json", record)
 
 
-def _time(
-    kernels: KernelLibrary, stream: Any, logits: Any, params: SamplingParams, scratch: Any
-) -> float:
+def _time(bench: OpBench, logits: Any, params: SamplingParams, scratch: Any) -> float:
     count = logits.shape[0]
     generated = np.arange(1000, dtype=np.int32)
     sample = SampleRow(params, 1, generated, np.ones(1000, np.int32), generated + 500)
@@ -78,13 +70,11 @@ def _time(
 
     def sample_rows(_link: int) -> None:
         device_sampling.launch(
-            kernels, logits, inputs, outputs, num_valid_ids=VALID, scratch=scratch,
-            stream=stream.ptr, is_chained=True,
+            bench.kernels, logits, inputs, outputs, num_valid_ids=VALID, scratch=scratch,
+            stream=bench.stream.ptr, is_chained=True,
         )  # fmt: skip
 
-    sample_rows(0)
-    stream.synchronize()
-    return time_chain(cp, stream, sample_rows, items=LINKS).median_us
+    return bench.time(sample_rows, LINKS)
 
 
 if __name__ == "__main__":

@@ -11,17 +11,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from ninfer.contract.errors import ModelFileError
+from ninfer.contract.errors import OutputError
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """`replacement` for model files. Raises ModelFileError for what the file system refuses."""
+    """`replacement` for model files. Raises OutputError for what the file system refuses."""
     try:
         with replacement(path) as file:
             yield file
     except OSError as error:
-        raise ModelFileError(path, None, f"cannot write: {error.strerror or error}") from None
+        raise OutputError(path, f"cannot write: {error.strerror or error}") from None
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from ninfer.artifact.checksum import TEXT_LENGTH, Checksum
 from ninfer.artifact.json_document import Fields, parse_object
 from ninfer.artifact.safetensors_file import METADATA_KEY, SafetensorsFile, TensorEntry
 from ninfer.contract.errors import ModelFileError
+from ninfer.contract.printable import printable
 
 FORMAT: Final = "ninfer"
 FORMAT_VERSION: Final = "3"
@@ -131,8 +132,11 @@ def decode_metadata(file: SafetensorsFile) -> Contents:
     stored = fields.text(MetadataKey.HEADER_CHECKSUM)
     if stored != header_checksum(file.metadata, file.entries.values()):
         raise fields.error(MetadataKey.HEADER_CHECKSUM, "checksum mismatch: the header is damaged")
+    name = fields.text(MetadataKey.NAME)
+    if not name or printable(name) != name:
+        raise fields.error(MetadataKey.NAME, f"{name!r} is not a name that can be shown")
     return Contents(
-        name=fields.text(MetadataKey.NAME),
+        name=name,
         config_text=fields.text(MetadataKey.CONFIG),
         objects=_objects(_document(fields, MetadataKey.OBJECTS)),
         bindings=_bindings(_document(fields, MetadataKey.BINDINGS)),

@@ -1,6 +1,7 @@
 """Numeric formats of stored weights: code width, finiteness and exact widening to float32.
 
-Names are those of safetensors headers. All codes are little endian.
+Names are those of safetensors headers. All codes are little endian. F8_E4M3 is the finite-only
+variant: 0x7f and 0xff are NaN, nothing is infinite.
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ninfer.contract.arrays import Float32Array
 
@@ -25,6 +27,7 @@ DTYPE_BITS: Final = MappingProxyType(
 )  # fmt: skip
 """Bits of one element of every dtype a safetensors header may name."""
 
+_E4M3_MAGNITUDE: Final = 0x7F
 CHUNK_ELEMENTS: Final = 1 << 20
 """Elements handled at a time, so that temporaries stay small however large a tensor is."""
 
@@ -42,9 +45,7 @@ class FloatFormat:
 
     def is_finite(self, raw: memoryview) -> bool:
         """Whether no element of `raw` is infinite or NaN."""
-        codes = np.frombuffer(raw, f"<u{self.item_bytes}")
-        mask = codes.dtype.type(self.exponent_mask)
-        return not bool(((codes & mask) == mask).any())
+        return not _has_all_set(np.frombuffer(raw, f"<u{self.item_bytes}"), self.exponent_mask)
 
     def widen(self, raw: memoryview, out: Float32Array) -> None:
         """Write the elements of `raw` to `out` [n], exactly."""
@@ -70,3 +71,18 @@ FLOAT_FORMATS: Final = MappingProxyType(
     }
 )
 """The formats weights may have."""
+
+
+def has_e4m3_nan(raw: memoryview) -> bool:
+    """Whether a code of `raw` is NaN."""
+    codes = np.frombuffer(raw, np.uint8)
+    return any(
+        _has_all_set(codes[start : start + CHUNK_ELEMENTS], _E4M3_MAGNITUDE)
+        for start in range(0, codes.size, CHUNK_ELEMENTS)
+    )
+
+
+def _has_all_set(codes: NDArray[np.unsignedinteger[Any]], mask: int) -> bool:
+    """Whether all bits of `mask` are set in a code; its largest value is all of them."""
+    masked = codes & codes.dtype.type(mask)
+    return masked.size > 0 and int(masked.max()) == mask

@@ -21,7 +21,6 @@ from ninfer.contract.generation import (
     GenerationRequest,
     OutputDelta,
     Progress,
-    RequestHandle,
     Timings,
     Usage,
 )
@@ -49,21 +48,21 @@ class Answer:
 
 
 class StopSwitch:
-    """Ctrl-C as "stop this answer": remembered until a request exists, then its cancel."""
+    """Ctrl-C as "stop this": remembered until there is something to cancel, then its cancel."""
 
     def __init__(self) -> None:
         self.is_pressed = False
-        self._handle: RequestHandle | None = None
+        self._cancel: Callable[[], object] | None = None
 
     def press(self) -> None:
         self.is_pressed = True
-        if self._handle is not None:
-            self._handle.cancel()
+        if self._cancel is not None:
+            self._cancel()
 
-    def bind(self, handle: RequestHandle) -> None:
-        self._handle = handle
+    def bind(self, cancel: Callable[[], object]) -> None:
+        self._cancel = cancel
         if self.is_pressed:
-            handle.cancel()
+            cancel()
 
     @contextmanager
     def on_interrupt(self, call_soon: Callable[[Callable[[], None]], object]) -> Iterator[None]:
@@ -99,7 +98,7 @@ async def stream_answer(
 
     async with engine.submit(request) as handle:
         if stop is not None:
-            stop.bind(handle)
+            stop.bind(handle.cancel)
         async for event in handle:
             match event:
                 case Admitted():

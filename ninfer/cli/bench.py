@@ -15,12 +15,11 @@ from typing import Any, Final
 from ninfer import __version__
 from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode
+from ninfer.cli.layout import table
 from ninfer.cli.loading import open_named_model
-from ninfer.cli.output_files import check_writable
+from ninfer.cli.output_files import check_writable, write_file
 from ninfer.cli.parser import Invocation
 from ninfer.cli.progress import ProgressLine
-from ninfer.cli.table import table
-from ninfer.contract.errors import OptionError
 from ninfer.options import BenchOptions, EngineOptions
 from ninfer.program.benchmark import BenchCase, CaseFigures
 from ninfer.program.cuda_bench import BenchSetup, open_benchmark, open_synthetic_benchmark
@@ -36,11 +35,11 @@ def run(invocation: Invocation, console: Console) -> ExitCode:
     cases = [BenchCase(prompt, batch, options.output) for prompt, batch in options.cases]
     engine_options = _sized(invocation.read(EngineOptions), cases)
     with _opened(invocation, options, engine_options, console) as setup:
-        console.write(_heading(setup))
+        console.write_lines(_heading(setup))
         figures = []
         for case in cases:
             figures.append(asyncio.run(setup.benchmark.run(case)))
-            console.write(_as_table(figures[-1]))
+            console.write_lines(_as_table(figures[-1]))
     if options.record is not None:
         _write_record(Path(options.record), setup, figures)
     return ExitCode.OK
@@ -60,8 +59,6 @@ def _sized(options: EngineOptions, cases: list[BenchCase]) -> EngineOptions:
 def _opened(
     invocation: Invocation, options: BenchOptions, engine_options: EngineOptions, console: Console
 ) -> Iterator[BenchSetup]:
-    if options.synthetic is not None and invocation.model_path is not None:
-        raise OptionError("--synthetic", "takes the place of a model; one was named too")
     with ProgressLine(console, "loading") as line:
         if options.synthetic is not None:
             setup = open_synthetic_benchmark(options.synthetic, engine_options)
@@ -136,4 +133,5 @@ def _write_record(path: Path, setup: BenchSetup, figures: list[CaseFigures]) -> 
         "ninfer": __version__,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    data = (json.dumps(record, indent=1) + "\n").encode()
+    write_file("--record", path, lambda file: file.write(data))

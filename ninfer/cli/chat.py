@@ -24,18 +24,29 @@ def run(invocation: Invocation, console: Console) -> ExitCode:
     engine_options = invocation.read(EngineOptions)
     sampling = invocation.read(SamplingOptions)
     model = load_with_progress(invocation.model_path, engine_options, sampling, console)
-    return asyncio.run(_chat(model, engine_options, chat_options, console))
+    return asyncio.run(_chat(model, engine_options, chat_options, sampling, console))
 
 
 async def _chat(
-    model: LoadedModel, engine_options: EngineOptions, chat: ChatOptions, console: Console
+    model: LoadedModel,
+    engine_options: EngineOptions,
+    chat: ChatOptions,
+    sampling: SamplingOptions,
+    console: Console,
 ) -> ExitCode:
     _require_chat(model)
     conversation = Conversation(system=chat.system, think=chat.think)
     async with running_engine(model, engine_options) as engine:
-        repl = Repl(engine, model.frontend, conversation, console, model_name=model.card.name)
+        repl = Repl(
+            engine,
+            model.frontend,
+            conversation,
+            console,
+            model_name=model.card.name,
+            sampling=sampling,
+        )
         if console.is_interactive:
-            console.write(_banner(model))
+            console.write_lines(_banner(model))
         await repl.run(_reader(repl, console))
     return ExitCode.OK
 
@@ -67,4 +78,16 @@ def _reader(repl: Repl, console: Console) -> TurnReader:
     # The line editor takes a tenth of a second to import, and a pipe has no use for it.
     from ninfer.cli.terminal import TerminalReader, history_path
 
-    return TerminalReader(repl.commands.names, history_path(os.environ, Path.home()))
+    return TerminalReader(
+        repl.commands.names,
+        history_path(os.environ, _home()),
+        has_cursor=console.moves_cursor,
+    )
+
+
+def _home() -> Path:
+    """A user without an entry and without HOME has a place where nothing can be kept."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path(os.devnull)

@@ -2,15 +2,22 @@
 
 stdout carries answers and what was asked for. Secondary text (thoughts, reports, notices) stands
 between them in an interactive chat and goes to stderr everywhere else; progress is for terminals.
-Escape codes are written to terminals only, and colours not under NO_COLOR.
+Escape codes are written to terminals only (not to a dumb one), and colours not under NO_COLOR.
+
+stdout that cannot be written ends the program (OutputError), and so does a reader that went away
+(ReaderGone). stderr that cannot be written is given up: there is nowhere else to say so.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TextIO
+
+from ninfer.cli.layout import wrapped
+from ninfer.contract.errors import OutputError
 
 _DIM: Final = "\x1b[2m"
 _RESET: Final = "\x1b[0m"
@@ -23,27 +30,41 @@ _UNSAFE: Final = {
 """Control characters in a model's text could move the cursor or retitle the terminal."""
 
 
+class ReaderGone(Exception):
+    """Nobody reads stdout any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Console:
-    """Two text streams. `is_interactive`: a person at a terminal on both stdin and stdout."""
+    """Two text streams.
+
+    is_interactive   a person at a terminal on both stdin and stdout
+    has_colour       the terminal shows colours and the user wants them
+    moves_cursor     the terminal understands cursor movement
+    """
 
     out: TextIO
     err: TextIO
     is_interactive: bool
     has_colour: bool
+    moves_cursor: bool = True
 
     @classmethod
     def of_process(
         cls, stdin: TextIO, out: TextIO, err: TextIO, environ: Mapping[str, str]
     ) -> Console:
         is_interactive = stdin.isatty() and out.isatty()
-        has_colour = not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
-        return cls(out, err, is_interactive, has_colour)
+        moves_cursor = environ.get("TERM") != "dumb"
+        has_colour = moves_cursor and not environ.get("NO_COLOR")
+        return cls(out, err, is_interactive, has_colour, moves_cursor)
 
     def write(self, text: str) -> None:
-        """Text to stdout at once; made harmless for a terminal."""
-        self.out.write(text.translate(_UNSAFE) if self.out.isatty() else text)
-        self.out.flush()
+        """Text to stdout at once; made harmless for a terminal. Raises OutputError."""
+        self._put(self.out, text.translate(_UNSAFE) if self.out.isatty() else text)
+
+    def write_lines(self, text: str) -> None:
+        """`write` with long lines broken between words where stdout is a terminal."""
+        self.write(wrapped(text, columns_of(self.out)))
 
     @property
     def _secondary(self) -> TextIO:
@@ -59,32 +80,54 @@ class Console:
         stream = self._secondary
         if stream.isatty():
             text = text.translate(_UNSAFE)
-        stream.write(f"{_DIM}{text}{_RESET}" if self.dims_secondary and text else text)
-        stream.flush()
+        self._put(stream, f"{_DIM}{text}{_RESET}" if self.dims_secondary and text else text)
 
     def notice(self, text: str) -> None:
         """A secondary line."""
-        self.write_secondary(text)
-        self._secondary.write("\n")
-        self._secondary.flush()
+        stream = self._secondary
+        self.write_secondary(wrapped(text, columns_of(stream)))
+        self._put(stream, "\n")
 
     def report(self, text: str) -> None:
-        """A line on stderr."""
-        self.err.write(text + "\n")
-        self.err.flush()
+        """A line on stderr, broken between words on a terminal."""
+        self._put(self.err, wrapped(text, columns_of(self.err)) + "\n")
 
     def error(self, text: str) -> None:
         self.report(f"ninfer: error: {text}")
 
     def progress(self, text: str) -> None:
-        """Replace the progress line on stderr; nothing when that is no terminal."""
-        if self.err.isatty():
-            self.err.write(_CLEAR_LINE + text)
-            self.err.flush()
+        """Replace the progress line on stderr; nothing when that is no terminal with a cursor."""
+        if self.moves_cursor and self.err.isatty():
+            self._put(self.err, _CLEAR_LINE + text)
+
+    def _put(self, stream: TextIO, text: str) -> None:
+        try:
+            stream.write(text)
+            stream.flush()
+        except OSError as error:
+            silence(stream)
+            if stream is self.err:
+                return
+            if isinstance(error, BrokenPipeError):
+                raise ReaderGone from error
+            raise OutputError("stdout", f"cannot write: {error.strerror or error}") from error
 
 
-def silence_stdout() -> None:
-    """The reader is gone: point stdout at nothing, so that no later flush fails either."""
+def columns_of(stream: TextIO) -> int | None:
+    """The width of a terminal; None for anything else, and for a terminal that does not know."""
+    if not stream.isatty():
+        return None
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or None
+    except OSError:
+        return None
+
+
+def silence(stream: TextIO) -> None:
+    """Point a stream that fails at nothing, so that no later flush of what it holds fails too."""
     nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 1)
-    os.close(nothing)
+    try:
+        with contextlib.suppress(OSError):
+            os.dup2(nothing, stream.fileno())
+    finally:
+        os.close(nothing)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 from ninfer.cli.conversation import Conversation
-from ninfer.cli.input_files import read_json
+from ninfer.cli.input_files import parse_json, read_file
 from ninfer.cli.message_json import dump_message, read_messages
 from ninfer.cli.output_files import write_file
 from ninfer.contract.errors import OptionError, RequestError
@@ -22,8 +22,8 @@ _FORMAT: Final = "ninfer-conversation"
 _VERSION: Final = 1
 
 
-def save_conversation(path: Path, conversation: Conversation, model_name: str) -> None:
-    """Write whole or not at all. Raises OptionError."""
+def dump_conversation(conversation: Conversation, model_name: str) -> bytes:
+    """What `load_conversation` reads back."""
     document = {
         "format": _FORMAT,
         "version": _VERSION,
@@ -34,17 +34,17 @@ def save_conversation(path: Path, conversation: Conversation, model_name: str) -
     }
     text = json.dumps(document, ensure_ascii=False, indent=2) + "\n"
     # A lone surrogate becomes its JSON escape.
-    data = text.encode("utf-8", "backslashreplace")
-    write_file("/save", path, lambda file: _write(file, data))
+    return text.encode("utf-8", "backslashreplace")
 
 
-def _write(file: BinaryIO, data: bytes) -> None:
-    file.write(data)
+def save_conversation(path: Path, data: bytes) -> None:
+    """Blocking. Write whole or not at all. Raises OutputError."""
+    write_file("/save", path, lambda file: file.write(data))
 
 
 def load_conversation(path: Path) -> Conversation:
-    """Raises OptionError that names the file and what is wrong with it."""
-    document = read_json("/load", str(path))
+    """Blocking. Raises OptionError that names the file and what is wrong with it."""
+    document = parse_json("/load", read_file("/load", path), str(path))
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
         raise OptionError("/load", f"{path} is not a saved conversation")
     if document.get("version") != _VERSION:

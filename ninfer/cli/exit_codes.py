@@ -12,6 +12,7 @@ from ninfer.contract.errors import (
     NInferError,
     NonFiniteLogits,
     OptionError,
+    OutputError,
     RequestError,
     Unavailable,
 )
@@ -23,6 +24,7 @@ class ExitCode(IntEnum):
     MODEL_FILE = 3
     REQUEST = 4
     UNAVAILABLE = 5
+    OUTPUT = 6
     INTERNAL = 70
     INTERRUPTED = 130
 
@@ -40,7 +42,8 @@ _CODES: Final[tuple[tuple[type[NInferError], ExitCode], ...]] = (
     (RequestError, ExitCode.REQUEST),
     (Unavailable, ExitCode.UNAVAILABLE),
     (DeviceError, ExitCode.UNAVAILABLE),
-    (NonFiniteLogits, ExitCode.INTERNAL),
+    (OutputError, ExitCode.OUTPUT),
+    (NonFiniteLogits, ExitCode.MODEL_FILE),
     (InvariantError, ExitCode.INTERNAL),
 )
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode
+from ninfer.cli.layout import count, table
 from ninfer.cli.loading import open_named_model
 from ninfer.cli.parser import Invocation
-from ninfer.cli.table import table
 from ninfer.contract.errors import OptionError
 from ninfer.contract.units import MemoryPlan
 from ninfer.convert.description import ModelDescription, describe_model
@@ -32,7 +32,7 @@ def run(invocation: Invocation, console: Console) -> ExitCode:
     if options.json:
         console.write(json.dumps(_as_json(description, plan), ensure_ascii=False) + "\n")
     else:
-        console.write(table(_description_rows(description) + _plan_rows(plan)))
+        console.write_lines(table(_description_rows(description) + _plan_rows(plan)))
     return ExitCode.OK
 
 
@@ -56,10 +56,11 @@ def _plan_json(plan: MemoryPlan) -> dict[str, Any]:
 def _description_rows(model: ModelDescription) -> list[tuple[str, str]]:
     return [
         ("name", model.name),
-        ("path", f"{model.path} ({model.kind}, {_count(model.num_files, 'weight file')})"),
+        ("path", f"{model.path} ({model.kind}, {count(model.num_files, 'weight file')})"),
         ("architecture", model.architecture),
         ("parameters", _parameters(model)),
         ("formats", _formats(model)),
+        *([("quantised", _quantised(model))] if model.encoded_parameters else []),
         ("layers", _layers(model)),
         ("hidden size", f"{model.hidden_size}"),
         ("attention", f"{model.num_heads} heads, {model.num_kv_heads} KV, size {model.head_dim}"),
@@ -70,7 +71,7 @@ def _description_rows(model: ModelDescription) -> list[tuple[str, str]]:
             f"{model.vocab_size}, {'tied' if model.is_tied else 'separate'} output head",
         ),
         ("context", f"{model.max_context} tokens"),
-        ("MTP", _count(model.num_mtp_layers, "layer") if model.has_mtp else "none"),
+        ("MTP", count(model.num_mtp_layers, "layer") if model.has_mtp else "none"),
         ("vision", "a tower is there" if model.has_vision else "none"),
         ("resources", ", ".join(model.resources) or "none"),
     ]
@@ -101,7 +102,15 @@ def _parameters(model: ModelDescription) -> str:
 
 def _formats(model: ModelDescription) -> str:
     parts = [f"{dtype} {_mib(size)}" for dtype, size in sorted(model.bytes_by_dtype.items())]
-    return f"{', '.join(parts)} in {_count(model.num_tensors, 'tensor')}"
+    return f"{', '.join(parts)} in {count(model.num_tensors, 'tensor')}"
+
+
+def _quantised(model: ModelDescription) -> str:
+    parts = [f"{_millions(size)} {name}" for name, size in model.encoded_parameters.items()]
+    if not model.unused_scales:
+        return ", ".join(parts)
+    scales = count(model.unused_scales, "scale")
+    return f"{', '.join(parts)}; {scales} of activations and KV cache not used"
 
 
 def _layers(model: ModelDescription) -> str:
@@ -121,10 +130,6 @@ def _gdn(heads: tuple[int, int]) -> str:
 def _experts(model: ModelDescription) -> str:
     chosen, available = model.experts or (0, 0)
     return f"{chosen} of {available} for a token"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _millions(count: int) -> str:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode
+from ninfer.cli.layout import table
+from ninfer.cli.output_files import cannot_write
 from ninfer.cli.parser import Invocation
-from ninfer.cli.table import table
 from ninfer.contract.errors import OptionError
 from ninfer.kernels.build import ARCHITECTURES, build_cubins
 from ninfer.options import KernelsOptions
@@ -22,7 +23,7 @@ def run(invocation: Invocation, console: Console) -> ExitCode:
     try:
         built = build_cubins(names, out, jobs=options.jobs)
     except OSError as error:
-        raise OptionError("--out", f"cannot write to {out}: {error.strerror}") from error
+        raise cannot_write("--out", out, error) from error
     rows = []
     for cubin in built:
         registers = max(entry.registers for entry in cubin.usage)
@@ -34,5 +35,5 @@ def run(invocation: Invocation, console: Console) -> ExitCode:
                 + (f", {spills} spill" if spills else ""),
             )
         )
-    console.write(table([*rows, ("written to", str(out))]))
+    console.write_lines(table([*rows, ("written to", str(out))]))
     return ExitCode.OK

@@ -51,9 +51,17 @@ def open_named_model(path: Path | None) -> ModelSource:
     """The model at `path`, or the embedded demo model. Raises ModelFileError."""
     if path is None:
         return open_model(embedded_model_path())
-    if not path.exists():
+    if _is_missing(path):
         raise ModelFileError(path, None, "no such model directory, .ninfer file or command")
     return open_model(path)
+
+
+def _is_missing(path: Path) -> bool:
+    try:
+        return not path.exists()
+    except OSError:
+        # open_model says what is wrong with such a name.
+        return False
 
 
 def embedded_model_path() -> Path:
@@ -78,7 +86,7 @@ def load_model(
         created_s=int(time.time()),
         fingerprint=fingerprint_of(source, engine_options),
     )
-    return LoadedModel(source, frontend, program, plan, card)
+    return LoadedModel(source, frontend.for_context(card.max_context), program, plan, card)
 
 
 def load_with_progress(

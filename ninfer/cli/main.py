@@ -11,39 +11,56 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 
-from ninfer.cli.console import Console, silence_stdout
+from ninfer.cli.console import Console, ReaderGone, silence
 from ninfer.cli.exit_codes import ExitCode, exit_code_of
-from ninfer.cli.parser import Invocation, parse_invocation
-from ninfer.contract.errors import InvariantError, NInferError
-from ninfer.options import environment_name_of
+from ninfer.cli.parser import Invocation, TextRequested, parse_invocation, read_log_level
+from ninfer.contract.errors import InvariantError, NInferError, OptionError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line; returns the exit code.
+
+    `argv` None is the process's own; then an interrupt ends it here, because Python's end would
+    wait for threads that are at work, such as the tokenising of a long text.
+    """
     arguments = sys.argv[1:] if argv is None else argv
     _prepare_streams()
-    _prepare_logging(os.environ)
     console = Console.of_process(sys.stdin, sys.stdout, sys.stderr, os.environ)
+    code = _run(arguments, console)
+    _flush_stderr()
+    if code == ExitCode.INTERRUPTED and argv is None:
+        os._exit(code)
+    return code
+
+
+def _run(arguments: Sequence[str], console: Console) -> int:
+    """Parse and carry out; whatever goes wrong gets a line and a code."""
     invocation: Invocation | None = None
     try:
-        invocation = parse_invocation(arguments, os.environ)
-        code = _dispatch(invocation, console)
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:
+        invocation = _parse(arguments, console)
+        if invocation is None:
+            return ExitCode.OK
+        _prepare_logging(read_log_level(invocation, os.environ))
+        return _dispatch(invocation, console)
+    except ReaderGone:
         # Whoever read the output has what it wanted; there is nobody left to tell.
-        silence_stdout()
         return ExitCode.OK
     except KeyboardInterrupt as interrupt:
         return exit_code_of(interrupt)
     except Exception as error:  # noqa: BLE001 - the program's top: each failure gets a line and code
         if _wants_traceback(invocation, os.environ):
-            traceback.print_exception(error, file=console.err)
+            console.report("".join(traceback.format_exception(error)).rstrip("\n"))
         console.error(_line_of(error))
-        if isinstance(error, OSError):
-            # stdout itself may be what failed (a full disk); its flush at exit would fail again.
-            silence_stdout()
         return exit_code_of(error)
+
+
+def _parse(arguments: Sequence[str], console: Console) -> Invocation | None:
+    """None when the command line only asked for a text."""
+    try:
+        return parse_invocation(arguments, os.environ)
+    except TextRequested as request:
+        console.write(request.text)
+        return None
 
 
 def _dispatch(invocation: Invocation, console: Console) -> int:
@@ -85,29 +102,42 @@ def _dispatch(invocation: Invocation, console: Console) -> int:
 
 
 def _prepare_streams() -> None:
-    """Closed streams lead nowhere; broken bytes on stdin and unprintable characters on stdout
-    become replacements."""
-    for name in ("stdin", "stdout", "stderr"):
+    """A closed stdin is empty, a closed stdout cannot be written and a closed stderr leads nowhere;
+    broken bytes on stdin and unprintable characters on stdout become replacements."""
+    # A write to a descriptor that is open for reading fails as one to a closed descriptor does.
+    modes = {"stdin": "r", "stdout": "w", "stderr": "w"}
+    for name, mode in modes.items():
         if getattr(sys, name) is None:
-            mode = "r" if name == "stdin" else "w"
-            nothing = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115 - lives as long as sys
-            setattr(sys, name, nothing)
+            flags = os.O_WRONLY if name == "stderr" else os.O_RDONLY
+            # In this order each takes its own descriptor, so that no file of ours gets it later.
+            descriptor = os.open(os.devnull, flags)
+            setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8"))
         stream = getattr(sys, name)
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
 
 
-def _prepare_logging(environ: Mapping[str, str]) -> None:
+def _flush_stderr() -> None:
+    """What cannot be written is given up here; Python would turn it into an exit code."""
+    try:
+        sys.stderr.flush()
+    except OSError:
+        silence(sys.stderr)
+
+
+def _prepare_logging(level: str | None) -> None:
     """Outside of `serve`, what users must know is an error line; the log is for debugging."""
-    if environ.get(environment_name_of("log_level")) == "debug":
+    if level == "debug":
         logging.basicConfig(stream=sys.stderr, level=logging.DEBUG)
     else:
         logging.getLogger("ninfer").addHandler(logging.NullHandler())
 
 
 def _wants_traceback(invocation: Invocation | None, environ: Mapping[str, str]) -> bool:
-    flag = getattr(invocation.arguments, "log_level", None) if invocation is not None else None
-    return (flag or environ.get(environment_name_of("log_level"))) == "debug"
+    try:
+        return read_log_level(invocation, environ) == "debug"
+    except OptionError:
+        return False
 
 
 def _line_of(error: Exception) -> str:

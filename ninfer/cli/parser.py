@@ -11,8 +11,10 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from ninfer import __version__
 from ninfer.cli.exit_codes import UsageError
-from ninfer.contract.errors import InvariantError
+from ninfer.cli.help_format import HelpFormatter
+from ninfer.contract.errors import InvariantError, OptionError
 from ninfer.options import (
+    MODEL,
     NO_DEFAULTS,
     BenchOptions,
     ChatOptions,
@@ -26,12 +28,18 @@ from ninfer.options import (
     ServeOptions,
     add_options,
     environment_name_of,
+    flag_of,
+    parse_value,
     read_options,
+    settled_environ,
+    specs_of,
+    variable_of,
 )
 
 T = TypeVar("T")
 
-MODEL_VARIABLE: Final = environment_name_of("model")
+MODEL_VARIABLE: Final = environment_name_of(MODEL)
+_LOG_LEVEL: Final = "log_level"
 _ONE_LANE: Final = {"max_concurrency": 1}
 _ONE_REQUEST: Final = {**_ONE_LANE, "host_cache_bytes": 0}
 
@@ -89,9 +97,17 @@ COMMANDS: Final = (
 )  # fmt: skip
 
 
+class TextRequested(Exception):
+    """`text` is what `--help` or `--version` asked for."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """A parsed command line with its environment."""
+    """A parsed command line with what counts of its environment."""
 
     command: Command
     arguments: argparse.Namespace
@@ -110,22 +126,51 @@ class Invocation:
         """The model that was named, None for the embedded one."""
         if self.command.action is not None:
             return None
-        named = self.arguments.model or self.environ.get(MODEL_VARIABLE)
+        named = self.arguments.model or variable_of(MODEL, self.environ)
         return Path(named) if named else None
 
 
 def parse_invocation(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
-    """Raises UsageError; --help and --version print and raise SystemExit(0)."""
+    """Raises UsageError, OptionError (an empty MODEL, what excludes each other), and TextRequested
+    for --help and --version."""
     by_name = {command.name: command for command in COMMANDS}
     if argv and argv[0] in by_name:
         command = by_name[argv[0]]
-        return Invocation(command, _command_parser(command).parse_args(argv[1:]), environ)
-    return Invocation(by_name["chat"], _root_parser(by_name["chat"]).parse_args(argv), environ)
+        arguments = _command_parser(command).parse_args(argv[1:])
+    else:
+        command = by_name["chat"]
+        arguments = _root_parser(command).parse_args(argv)
+    if getattr(arguments, MODEL, None) == "":
+        raise OptionError(
+            flag_of(MODEL), "the name is empty; without a name it is the embedded demo model"
+        )
+    return Invocation(command, arguments, settled_environ(command.options, arguments, environ))
+
+
+def read_log_level(invocation: Invocation | None, environ: Mapping[str, str]) -> str | None:
+    """`debug` or another level; None unless the command line or the environment says one.
+
+    Every command reads the variable, `serve` has the flag too. Raises OptionError.
+    """
+    spec = specs_of(ServeOptions)[_LOG_LEVEL]
+    flag = getattr(invocation.arguments, _LOG_LEVEL, None) if invocation is not None else None
+    if flag is not None:
+        return str(parse_value(spec, flag_of(_LOG_LEVEL), flag))
+    text = variable_of(_LOG_LEVEL, environ)
+    return None if text is None else str(parse_value(spec, environment_name_of(_LOG_LEVEL), text))
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see `{self.prog} --help`)")
+
+    def print_help(self, file: Any = None) -> None:
+        raise TextRequested(self.format_help())
+
+
+class _Version(argparse.Action):
+    def __call__(self, *_: Any) -> NoReturn:
+        raise TextRequested(f"ninfer {__version__}\n")
 
 
 def _command_parser(command: Command) -> argparse.ArgumentParser:
@@ -133,6 +178,7 @@ def _command_parser(command: Command) -> argparse.ArgumentParser:
         prog=f"ninfer {command.name}",
         description=f"{command.name}: {command.summary}.",
         usage=f"{command.usage} [options]",
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
     _add_model_and_options(parser, command)
@@ -147,13 +193,13 @@ def _root_parser(chat: Command) -> argparse.ArgumentParser:
         usage="ninfer [MODEL] [options]\n       ninfer COMMAND [MODEL] [options]",
         description=(
             f"commands (`ninfer COMMAND --help` lists the options of each):\n{listing}\n\n"
-            "The options below are those of chat. An option is taken from the command line,\n"
-            "else from the environment variable named behind it, else it has its default."
+            "The options below are those of chat. An option is taken from the command line,"
+            " else from the environment variable named behind it, else it has its default."
         ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"ninfer {__version__}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     _add_model_and_options(parser, chat)
     return parser
 
@@ -169,7 +215,7 @@ def _add_model_and_options(parser: argparse.ArgumentParser, command: Command) ->
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model",
+        MODEL,
         metavar="MODEL",
         nargs="?",
         help="model directory (Hugging Face layout) or .ninfer file"

@@ -9,12 +9,13 @@ from ninfer.cli.answer import Answer, StopSwitch, report_of, stream_answer
 from ninfer.cli.answer_printer import AnswerPrinter
 from ninfer.cli.block_input import turn_text
 from ninfer.cli.console import Console
-from ninfer.cli.conversation import Conversation
+from ninfer.cli.conversation import SETTINGS, Conversation
 from ninfer.cli.repl_commands import ReplCommands, SessionTotals
 from ninfer.cli.turn_reader import TurnReader
 from ninfer.contract.chat import Frontend
 from ninfer.contract.errors import NonFiniteLogits, RequestError, Unavailable
 from ninfer.contract.generation import FinishReason, GenerationEngine
+from ninfer.options import SamplingOptions
 
 _FATAL: Final = frozenset({"engine_unavailable", "server_draining"})
 
@@ -30,11 +31,14 @@ class Repl:
         console: Console,
         *,
         model_name: str,
+        sampling: SamplingOptions,
     ) -> None:
+        """`sampling`: what the frontend's defaults were made of."""
         self._engine = engine
         self._frontend = frontend
         self._conversation = conversation
         self._console = console
+        self._sampling = sampling
         self._totals = SessionTotals()
         self._num_requests = 0
         self.commands: Final = ReplCommands(
@@ -44,6 +48,7 @@ class Repl:
             model_name=model_name,
             max_context=engine.max_context,
             engine_status=engine.status,
+            settings_in_force=self._settings_in_force,
         )
 
     async def run(self, reader: TurnReader) -> None:
@@ -53,9 +58,35 @@ class Repl:
             if line is None:
                 return
             if line.startswith("/"):
-                self.commands.run(line)
+                await self._run_command(line)
             elif text := turn_text(line):
                 await self._take_turn(text)
+
+    async def _run_command(self, line: str) -> None:
+        """On a terminal, Ctrl-C gives the command up and not the program."""
+        if not self._console.is_interactive:
+            await self.commands.run(line)
+            return
+        task, stop = asyncio.ensure_future(self.commands.run(line)), StopSwitch()
+        stop.bind(task.cancel)
+        with stop.on_interrupt(asyncio.get_running_loop().call_soon_threadsafe):
+            await asyncio.wait((task,))
+        if task.cancelled():
+            self._console.notice("given up")
+        else:
+            task.result()
+
+    def _settings_in_force(self) -> dict[str, str]:
+        """What the next request would be sampled with, by the names of `/set`."""
+        params = self._conversation.params()
+        prompt = self._frontend.prepare_ids((0,))
+        request = self._frontend.build_request("settings", prompt, params, now=self._engine.now())
+        values = {name: str(getattr(request.sampling, name, None)) for name in SETTINGS}
+        seed = self._sampling.seed if params.seed is None else params.seed
+        values["seed"] = "a new one for every answer" if seed is None else str(seed)
+        is_bounded = request.max_tokens < self._engine.max_context
+        values["max_tokens"] = str(request.max_tokens) if is_bounded else "the rest of the context"
+        return values
 
     async def _take_turn(self, text: str) -> None:
         try:

@@ -13,7 +13,7 @@ from ninfer.cli.answer_printer import AnswerPrinter
 from ninfer.cli.console import Console
 from ninfer.cli.conversation import template_kwargs_of, text_message
 from ninfer.cli.exit_codes import ExitCode
-from ninfer.cli.input_files import read_json
+from ninfer.cli.input_files import STDIN, read_json, read_prompt
 from ninfer.cli.loading import LoadedModel, load_with_progress, running_engine
 from ninfer.cli.message_json import read_messages
 from ninfer.cli.parser import Invocation
@@ -80,16 +80,13 @@ def _ignore_text(_channel: Channel, _text: str) -> None:
 
 def _read_prompt(options: RunOptions, chat: ChatOptions) -> str | ChatPrompt:
     """Raw text with --raw, else the conversation to answer."""
-    if options.prompt is not None and options.messages is not None:
-        raise OptionError("--messages", "goes without --prompt")
     if options.raw:
-        _refuse_beside_raw(options, chat)
         return _prompt_text(options)
     if options.messages is None:
         turns = Conversation((text_message("user", _prompt_text(options)),), is_prefill=False)
     else:
         turns = _read_conversation(options.messages)
-    head = () if chat.system is None else (text_message("system", chat.system),)
+    head = (text_message("system", chat.system),) if chat.system else ()
     return ChatPrompt(
         messages=(*head, *turns.messages),
         template_kwargs=template_kwargs_of(chat.think),
@@ -98,21 +95,14 @@ def _read_prompt(options: RunOptions, chat: ChatOptions) -> str | ChatPrompt:
     )
 
 
-def _refuse_beside_raw(options: RunOptions, chat: ChatOptions) -> None:
-    others = {"--messages": options.messages, "--system": chat.system, "--think": chat.think}
-    for flag, value in others.items():
-        if value is not None:
-            raise OptionError(flag, "has no meaning with --raw")
-
-
 def _prompt_text(options: RunOptions) -> str:
-    if options.prompt is not None and options.prompt != "-":
+    if options.prompt is not None and options.prompt != STDIN:
         return options.prompt
     if options.prompt is None and sys.stdin.isatty():
         raise OptionError(
             "--prompt", "a prompt is needed: --prompt TEXT, --messages FILE or a pipe"
         )
-    return sys.stdin.read().removesuffix("\n")
+    return read_prompt("--prompt", sys.stdin).removesuffix("\n")
 
 
 def _read_conversation(name: str) -> Conversation:

@@ -14,11 +14,11 @@ import numpy as np
 from ninfer.cli.console import Console
 from ninfer.cli.exit_codes import ExitCode
 from ninfer.cli.input_files import read_json, read_text
+from ninfer.cli.layout import table
 from ninfer.cli.loading import LoadedModel, load_with_progress
 from ninfer.cli.output_files import check_writable, write_file
 from ninfer.cli.parser import Invocation
 from ninfer.cli.progress import ProgressLine
-from ninfer.cli.table import table
 from ninfer.contract.arrays import Float32Array
 from ninfer.contract.errors import OptionError
 from ninfer.engine.score import CausalScorer, ScoreResult
@@ -58,7 +58,7 @@ def run(invocation: Invocation, console: Console) -> ExitCode:
     if options.json:
         console.write(json.dumps({**figures, "token_nlls": scored.result.token_nlls}) + "\n")
     else:
-        console.write(_as_table(figures))
+        console.write_lines(_as_table(figures))
     return ExitCode.OK
 
 
@@ -66,10 +66,11 @@ async def _score(
     model: LoadedModel, options: ScoreOptions, source: str | tuple[int, ...], line: ProgressLine
 ) -> _Scored:
     windows = _windows(options, model.card.max_context)
+    frontend = model.frontend.for_context(None)  # windows cut it to the context
     if isinstance(source, str):
-        prompt = await model.frontend.prepare_text(source)
+        prompt = await frontend.prepare_text(source)
     else:
-        prompt = model.frontend.prepare_ids(source)
+        prompt = frontend.prepare_ids(source)
     started_s = time.monotonic()
     result = await CausalScorer(model.program).score(
         prompt.token_ids,
@@ -82,11 +83,11 @@ async def _score(
 
 
 def _read_source(options: ScoreOptions) -> str | tuple[int, ...]:
-    if (options.text is None) == (options.ids is None):
-        raise OptionError("--text", "either --text FILE or --ids FILE.json is needed")
     if options.text is not None:
         return read_text("--text", options.text)
-    return _parse_ids(read_json("--ids", str(options.ids)))
+    if options.ids is not None:
+        return _parse_ids(read_json("--ids", options.ids))
+    raise OptionError("--text", "either --text FILE or --ids FILE.json is needed")
 
 
 def _parse_ids(raw: object) -> tuple[int, ...]:

@@ -10,11 +10,12 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from ninfer.cli.console import Console
+from ninfer.cli.console import Console, ReaderGone
 from ninfer.cli.exit_codes import ExitCode
 from ninfer.cli.loading import LoadedModel, LoadProgress, load_model, make_engine, open_named_model
 from ninfer.cli.parser import Invocation
 from ninfer.cli.progress import ProgressLine
+from ninfer.contract.errors import OutputError
 from ninfer.contract.model import ModelCard, ModelSource
 from ninfer.gateway.app import Gateway
 from ninfer.gateway.lifecycle import ServedModel
@@ -39,7 +40,7 @@ def run(invocation: Invocation, console: Console) -> ExitCode:
     gateway = Gateway(options, _provisional_card(source, options, engine_options))
     has_drained = asyncio.run(_serve(gateway, source, engine_options, sampling, console))
     if not has_drained:
-        console.report("stopped before every request had ended")
+        console.error("stopped before every request had ended")
         return ExitCode.UNAVAILABLE
     return ExitCode.OK
 
@@ -66,8 +67,16 @@ async def _serve(
         gateway,
         background_loader(load_blocking, engine_options),
         on_listening=lambda url: console.report(f"loading {name}; {url} answers /health"),
-        on_ready=lambda url: console.write(f"serving {name} at {url}\n"),
+        on_ready=lambda url: _announce(console, f"serving {name} at {url}"),
     )
+
+
+def _announce(console: Console, text: str) -> None:
+    """A server whose stdout leads nowhere serves all the same."""
+    try:
+        console.write(f"{text}\n")
+    except (OutputError, ReaderGone):
+        console.report(text)
 
 
 def background_loader(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -11,6 +12,7 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output.plain_text import PlainTextOutput
 
 from ninfer.cli.block_input import is_open_block
 
@@ -24,7 +26,10 @@ class TerminalReader:
     Ctrl-C clears the input (an empty turn), Ctrl-D on an empty line is the end.
     """
 
-    def __init__(self, command_names: Sequence[str], history_path: Path) -> None:
+    def __init__(
+        self, command_names: Sequence[str], history_path: Path, *, has_cursor: bool
+    ) -> None:
+        """`has_cursor`: the terminal understands cursor movement; else it gets text alone."""
         self._session: PromptSession[str] = PromptSession(
             history=ForgivingHistory(history_path),
             multiline=True,
@@ -32,6 +37,7 @@ class TerminalReader:
             key_bindings=_key_bindings(),
             completer=_CommandCompleter(command_names),
             complete_while_typing=False,
+            output=None if has_cursor else PlainTextOutput(sys.stdout),
         )
 
     async def read(self) -> str | None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Protocol, TextIO
 
 from ninfer.cli.block_input import is_open_block
+from ninfer.cli.input_files import LIMIT_BYTES, too_long
 
 
 class TurnReader(Protocol):
@@ -27,13 +28,20 @@ class PipeReader:
         # Reading blocks the loop on purpose: nothing runs between two turns, and a thread stuck
         # in a read could not be ended by Ctrl-C.
         with _interrupt_raises():
-            text = self._stream.readline()
+            text = self._read_line(LIMIT_BYTES)
             while is_open_block(text):
-                line = self._stream.readline()
+                line = self._read_line(LIMIT_BYTES - len(text))
                 if not line:
                     break
                 text += line
         return text.rstrip("\n") if text else None
+
+    def _read_line(self, limit: int) -> str:
+        """Raises OptionError for a turn beyond the limit: the input of a runaway program."""
+        line = self._stream.readline(limit + 1)
+        if len(line) > limit:
+            raise too_long("stdin", "a turn")
+        return line
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -117,16 +117,18 @@ class Frontend(Protocol):
 
     async def prepare_chat(self, chat: ChatPrompt) -> PreparedPrompt:
         """Render and tokenise. Raises RequestError: invalid_template, invalid_prompt,
-        unsupported_value (media), tokenizer_unavailable."""
+        unsupported_value (media), tokenizer_unavailable, context_length_exceeded."""
 
     async def render_chat(self, chat: ChatPrompt) -> str:
         """The text `prepare_chat` tokenises."""
 
-    async def prepare_text(self, text: str) -> PreparedPrompt:
-        """Raw text; special tokens in it are parsed. Raises RequestError."""
+    async def prepare_text(self, text: str, param: str = "prompt") -> PreparedPrompt:
+        """Raw text; special tokens in it are parsed. Raises RequestError naming `param`, the
+        field it came in: invalid_prompt, tokenizer_unavailable, context_length_exceeded."""
 
-    def prepare_ids(self, token_ids: tuple[int, ...]) -> PreparedPrompt:
-        """Ids as they are; invalid_value when empty or outside the vocabulary."""
+    def prepare_ids(self, token_ids: Sequence[int], param: str = "input_ids") -> PreparedPrompt:
+        """Ids as they are. Raises RequestError naming `param`: invalid_value when empty or
+        outside the vocabulary, context_length_exceeded."""
 
     def build_request(
         self, request_id: str, prompt: PreparedPrompt, params: GenerationParams, *, now: float

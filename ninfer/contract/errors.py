@@ -5,7 +5,9 @@
       Unavailable        not now: overload, timeout, draining, stopped: code, message, retry_after_s
       OptionError        a flag or environment value: option, message
       ModelFileError     a model file: path, field, message
+      OutputError        a file or stdout that cannot be written: target, message
       DeviceError        the executor's device failed; the engine stops
+      NonFiniteLogits    the model computes NaN or infinity for one request: place
       InvariantError     our fault
         OpContractError  an Op was called outside its contract
 
@@ -17,6 +19,8 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Final
+
+from ninfer.contract.printable import printable
 
 REQUEST_CODES: Final = frozenset(
     {
@@ -66,6 +70,29 @@ class RequestError(NInferError):
         self.param = param
 
 
+def context_length_error(
+    num_tokens: int, max_context: int, param: str, *, is_lower_bound: bool = False
+) -> RequestError:
+    """A prompt that does not fit `max_context` tokens, or fills them and leaves none for output.
+
+    param            the field the prompt came in
+    is_lower_bound   the prompt has at least so many tokens
+    Client libraries recognise an overflow by this text, so this is its only source.
+    """
+    limit, reason = max_context, ""
+    if num_tokens == max_context:
+        limit, reason = max_context - 1, ", which leave no room for a token of output"
+    count = f"at least {num_tokens}" if is_lower_bound else f"{num_tokens}"
+    noun = "messages" if param == "messages" else "prompt"
+    return RequestError(
+        "context_length_exceeded",
+        f"This model's maximum context length is {max_context} tokens. However, your request has"
+        f" {count} prompt tokens{reason} (prompt is too long: {num_tokens} tokens > {limit}"
+        f" maximum). Please reduce the length of the {noun}. [context_length_exceeded]",
+        param,
+    )
+
+
 class Unavailable(NInferError):
     """The request was fine but cannot be served now. `retry_after_s` is an estimate or None."""
 
@@ -89,16 +116,30 @@ class ModelFileError(NInferError):
     """A model file is missing, damaged or not what the configuration says.
 
     `field` names the tensor, the configuration key or the metadata entry, or is None when the
-    file as a whole is meant.
+    file as a whole is meant. Names come from the file: in the message, unprintable characters of
+    all three parts are escapes.
     """
 
     code = "invalid_model_file"
 
     def __init__(self, path: Path | str, field: str | None, message: str) -> None:
         where = f"{path}: {field}" if field else f"{path}"
-        super().__init__(f"{where}: {message}")
+        super().__init__(printable(f"{where}: {message}"))
         self.path = Path(path)
         self.field = field
+
+
+class OutputError(NInferError):
+    """The system refuses what is written: a full disk, a missing directory, a closed stdout.
+
+    `target` is the option that names the file, the file itself, or `stdout`.
+    """
+
+    code = "output_error"
+
+    def __init__(self, target: Path | str, message: str) -> None:
+        super().__init__(printable(f"{target}: {message}"))
+        self.target = target
 
 
 class DeviceError(NInferError):
@@ -108,9 +149,20 @@ class DeviceError(NInferError):
 
 
 class NonFiniteLogits(NInferError):
-    """The model's logits for one row were NaN or infinite; only that request ends."""
+    """The model's logits for one row were NaN or infinite; only that request ends.
+
+    All weights were finite when they were loaded, so products of them have left float32. `place`
+    says where (`after token 5`).
+    """
 
     code = "non_finite_logits"
+
+    def __init__(self, place: str) -> None:
+        super().__init__(
+            f"the model's logits are NaN or infinite {place}: its weights overflow, or they do not"
+            " belong to its configuration"
+        )
+        self.place = place
 
 
 class InvariantError(NInferError):

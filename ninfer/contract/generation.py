@@ -83,6 +83,10 @@ class OutputSession(Protocol):
         natural stop found earlier or at the same token wins over it.
         """
 
+    def goes_on_after(self, token: GeneratedToken) -> bool:
+        """Whether the output surely goes on behind `token`: a preview of it from the present state,
+        without limit, accepts it and has no finish. False when in doubt. Pure."""
+
     def commit(self, preview: OutputPreview) -> None:
         """Adopt a preview made from the present state."""
 
@@ -228,6 +232,9 @@ class GenerationEngine(Protocol):
     @property
     def max_context(self) -> int:
         """Most tokens (prompt and output together) one sequence can hold."""
+
+    def check(self, request: GenerationRequest) -> None:
+        """Raise the RequestError that `submit` would raise, without queueing anything."""
 
     def submit(self, request: GenerationRequest) -> RequestHandle:
         """Queue a request.

@@ -8,13 +8,14 @@ ModelSource        an opened checkpoint or artifact that can produce objects
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
 from ninfer.contract.arrays import Float32Array
+from ninfer.contract.weights import AnyBand, WeightBand
 
 
 class MixerKind(Enum):
@@ -157,12 +158,18 @@ class ModelObject:
 
 @dataclass(frozen=True, slots=True)
 class FrontendResources:
-    """Files of the model directory that the Frontend needs; each may be missing."""
+    """Files of the model directory that the Frontend needs; each may be missing.
+
+    folder         where they lie, for errors; of an artifact, the file itself
+    template_file  the file that `chat_template` comes from
+    """
 
     tokenizer_json: bytes | None = None
     tokenizer_config: Mapping[str, Any] = field(default_factory=dict)
     chat_template: str | None = None
     generation_config: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path = field(default=Path(), compare=False)
+    template_file: str = "chat_template.jinja"
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,12 +214,27 @@ class ModelSource(Protocol):
     @property
     def tensors(self) -> tuple[StoredTensor, ...]: ...
 
+    @property
+    def bands(self) -> Mapping[str, tuple[WeightBand, ...]]:
+        """How the rows of every object are stored, by its name."""
+
+    @property
+    def unused_scales(self) -> int:
+        """Scales of activations and of the KV cache in the files; both stay 16 bits wide, or as
+        options say."""
+
     def read_float32(self, component: str = "text") -> Iterator[tuple[ModelObject, Float32Array]]:
         """Materialise one component, object by object.
 
-        A tied `lm_head` is not yielded. Raises ModelFileError for checksums and non-finite
-        weights.
+        A tied `lm_head` is not yielded. Raises ModelFileError for checksums, non-finite weights
+        and bad scales.
         """
+
+    def read_bands(
+        self, encoded: Collection[str], component: str = "text"
+    ) -> Iterator[tuple[ModelObject, tuple[AnyBand, ...]]]:
+        """As read_float32, but the objects in `encoded` as they are stored; others are one band of
+        numbers, bf16 codes (uint16) where all of an object is stored so."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ class PreparedPrompt:
     media        spans in ascending order
     opens_in_reasoning   the prompt ends inside an open thought: output starts as reasoning
     frontiers    places for checkpoints, ascending, each in 1..n-1
+    param        the field of the request it came in, for errors
     """
 
     token_ids: IntArray
@@ -50,6 +51,7 @@ class PreparedPrompt:
     media: tuple[MediaSpan, ...] = ()
     opens_in_reasoning: bool = False
     frontiers: tuple[PromptFrontier, ...] = ()
+    param: str = "prompt"
 
     @property
     def num_tokens(self) -> int:

@@ -14,6 +14,7 @@ from ninfer.contract.model import (
     ModelObject,
     ModelSource,
 )
+from ninfer.contract.weights import WeightEncoding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,8 @@ class ModelDescription:
     parameters          by component (text, mtp, vision), only those that are there
     active_parameters   text parameters one token meets: of the experts, only the chosen ones
     bytes_by_dtype      stored bytes of weights, by safetensors dtype
+    encoded_parameters  text parameters stored as codes, by encoding (fp8_row, fp8_block, nvfp4)
+    unused_scales       scales of activations and of the KV cache, which play no part
     file_bytes          size of the files that hold them
     max_context         tokens the positions reach
     gdn_heads           (key heads, value heads), None without GDN layers
@@ -37,6 +40,8 @@ class ModelDescription:
     parameters: Mapping[str, int]
     active_parameters: int
     bytes_by_dtype: Mapping[str, int]
+    encoded_parameters: Mapping[str, int]
+    unused_scales: int
     num_tensors: int
     num_files: int
     file_bytes: int
@@ -80,6 +85,8 @@ def describe_model(source: ModelSource) -> ModelDescription:
         parameters=_parameters(source.objects),
         active_parameters=_active_parameters(config, source.objects),
         bytes_by_dtype=_bytes_by_dtype(source),
+        encoded_parameters=_encoded_parameters(source),
+        unused_scales=source.unused_scales,
         num_tensors=len(source.tensors),
         num_files=len(files),
         file_bytes=sum(file.stat().st_size for file in files),
@@ -125,6 +132,21 @@ def _bytes_by_dtype(source: ModelSource) -> dict[str, int]:
     for tensor in source.tensors:
         sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.num_bytes
     return sizes
+
+
+def _encoded_parameters(source: ModelSource) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    all_bands = source.bands
+    for item in source.objects:
+        if item.component != "text":
+            continue
+        bands = all_bands[item.name]
+        row = math.prod(item.shape) // sum(band.num_rows for band in bands)
+        for band in bands:
+            if band.encoding is not WeightEncoding.FLOAT:
+                name = band.encoding.value
+                counts[name] = counts.get(name, 0) + band.num_rows * row
+    return counts
 
 
 def _resources(resources: FrontendResources) -> tuple[str, ...]:

@@ -6,20 +6,22 @@ dtype we read, and nothing is left over.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from ninfer.artifact.json_document import parse_object
+from ninfer.artifact.json_document import Fields, parse_object
 from ninfer.artifact.numeric_formats import FLOAT_FORMATS
 from ninfer.artifact.safetensors_file import SafetensorsFile, TensorEntry
-from ninfer.artifact.small_file import read_bytes
+from ninfer.artifact.small_file import read_bytes, read_object
 from ninfer.contract.errors import ModelFileError
 from ninfer.contract.model import LogicalParameter, ModelConfig, ModelObject
+from ninfer.contract.printable import printable
 from ninfer.convert.hf_names import (
     HEAD_NAME,
     IGNORED_SUFFIXES,
@@ -30,23 +32,29 @@ from ninfer.convert.hf_names import (
     text_prefix,
     vision_name,
 )
-from ninfer.convert.opened_model import ObjectLayout, OpenedModel, Segment
+from ninfer.convert.opened_model import ObjectLayout, OpenedModel
+from ninfer.convert.quantised_tensors import UNUSED_SUFFIXES, QuantisedTensors
 from ninfer.convert.resources import RESOURCE_FILES, parse_resources
+from ninfer.convert.segments import FloatSegment, Segment
 from ninfer.convert.shards import Checkpoint, open_checkpoint
 from ninfer.models.config import parse_config
 from ninfer.models.parameters import model_objects
+from ninfer.models.quantisation import Quantisation, parse_modelopt_file, parse_quantisation
 
 CONFIG_NAME: Final = "config.json"
-QUANTISED_SUFFIXES: Final = MappingProxyType(
+MODELOPT_NAME: Final = "hf_quant_config.json"
+_FOREIGN: Final = MappingProxyType(
     {
         ".weight_scale_inv": "block FP8",
         ".weight_scale_2": "ModelOpt NVFP4",
-        ".weight_packed": "compressed-tensors (packed)",
+        ".weight_packed": "compressed-tensors",
         ".weight_scale": "compressed-tensors or ModelOpt",
         ".qweight": "GPTQ or AWQ",
     }
 )
 """Tensors that only quantised checkpoints have, and what they tell."""
+
+_logger = logging.getLogger(__name__)
 
 
 def open_hf_directory(folder: Path) -> OpenedModel:
@@ -57,14 +65,18 @@ def open_hf_directory(folder: Path) -> OpenedModel:
     config = parse_config(raw, config_path)
     resource_files = _read_resource_files(folder)
     checkpoint = open_checkpoint(folder)
-    _refuse_quantised(checkpoint, folder)
+    quantised = QuantisedTensors(checkpoint, _read_quantisation(folder, Fields(config_path, raw)))
     if not any(name.startswith(MTP_PREFIX) for name in checkpoint.tensors):
         # Fine-tuning tools drop the module and keep the key.
         config = replace(config, num_mtp_layers=0)
-    binder = Binder(checkpoint, config, text_prefix(checkpoint.tensors))
+    binder = Binder(checkpoint, config, text_prefix(checkpoint.tensors), quantised)
     layouts = (*binder.model_layouts(), *binder.vision_layouts())
     tied_head = binder.tied_head()
-    binder.check_unexpected(layouts)
+    unused_scales = binder.check_unexpected(layouts)
+    if unused_scales:
+        _logger.info(
+            "%s: %d scales of activations and of the KV cache are not used", folder, unused_scales
+        )
     return OpenedModel(
         path=folder,
         name=_name_of(folder),
@@ -72,33 +84,34 @@ def open_hf_directory(folder: Path) -> OpenedModel:
         config=config,
         hf_config=raw,
         config_text=config_text,
-        resources=parse_resources(resource_files, lambda name: folder / name),
+        resources=parse_resources(resource_files, folder),
         resource_files=resource_files,
         layouts=layouts,
         tensors=tuple(file.stored(entry) for file, entry in checkpoint.tensors.values()),
         tied_head=tied_head,
+        unused_scales=unused_scales,
     )
 
 
 def _name_of(folder: Path) -> str:
-    """The directory's own name, also when it is given as `.`; bytes that are no text replaced."""
+    """The directory's own name, also when it is given as `.`; fit to be shown."""
     name = os.path.basename(os.path.abspath(folder)) or "model"
-    return name.encode("utf-8", "replace").decode("utf-8")
+    return printable(name.encode("utf-8", "replace").decode("utf-8"))
 
 
 def _read_resource_files(folder: Path) -> dict[str, bytes]:
-    return {name: read_bytes(folder / name) for name in RESOURCE_FILES if (folder / name).exists()}
+    # A link that leads nowhere is a damaged model, not one without the file.
+    names = [name for name in RESOURCE_FILES if os.path.lexists(folder / name)]
+    return {name: read_bytes(folder / name) for name in names}
 
 
-def _refuse_quantised(checkpoint: Checkpoint, folder: Path) -> None:
-    for name, (file, _) in checkpoint.tensors.items():
-        for suffix, scheme in QUANTISED_SUFFIXES.items():
-            if name.endswith(suffix):
-                raise ModelFileError(file.path, name, f"{scheme} checkpoints are not supported yet")
-    if (folder / "hf_quant_config.json").exists():
-        raise ModelFileError(
-            folder / "hf_quant_config.json", None, "ModelOpt checkpoints are not supported yet"
-        )
+def _read_quantisation(folder: Path, config: Fields) -> Quantisation | None:
+    """config.json's word counts before ModelOpt's own file."""
+    quantisation = parse_quantisation(config)
+    path = folder / MODELOPT_NAME
+    if quantisation is None and os.path.lexists(path):
+        return parse_modelopt_file(Fields(path, read_object(path)))
+    return quantisation
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +121,11 @@ class Binder:
     checkpoint: Checkpoint
     config: ModelConfig
     prefix: str
+    quantised: QuantisedTensors
 
     def model_layouts(self) -> tuple[ObjectLayout, ...]:
         """Layouts of the text and MTP objects. Raises ModelFileError."""
-        return tuple(
-            ObjectLayout(item, tuple(self._segments(item))) for item in model_objects(self.config)
-        )
+        return tuple(self._layout(item) for item in model_objects(self.config))
 
     def vision_layouts(self) -> tuple[ObjectLayout, ...]:
         """One object for every stored vision tensor."""
@@ -124,23 +136,35 @@ class Binder:
         )
         return tuple(self._vision_layout(ours, stored) for ours, stored in pairs)
 
-    def tied_head(self) -> Segment | None:
+    def tied_head(self) -> FloatSegment | None:
         """The stored head of a tied model, if there is one."""
         if not self.config.tie_word_embeddings or HEAD_NAME not in self.checkpoint.tensors:
             return None
-        return self._segment((HEAD_NAME, (self.config.vocab_size, self.config.hidden_size)))
+        return self._float_segment((HEAD_NAME, (self.config.vocab_size, self.config.hidden_size)))
 
-    def check_unexpected(self, layouts: Iterable[ObjectLayout]) -> None:
-        """Raises ModelFileError for the first tensor that belongs to nothing."""
-        used = {segment.entry.name for layout in layouts for segment in layout.segments}
+    def check_unexpected(self, layouts: Iterable[ObjectLayout]) -> int:
+        """How many scales are not used. Raises ModelFileError for the first tensor that belongs to
+        nothing."""
+        used = {
+            entry.name
+            for layout in layouts
+            for segment in layout.segments
+            for entry in segment.entries
+        }
+        unused_scales = 0
         for name, (file, _) in self.checkpoint.tensors.items():
-            if name not in used and not self._is_ignored(name):
-                raise ModelFileError(
-                    file.path,
-                    name,
-                    f"unexpected tensor: not part of {self.config.architecture} "
-                    "with this configuration",
-                )
+            if name in used or self._is_ignored(name):
+                continue
+            if self.quantised.quantisation is None or not name.endswith(UNUSED_SUFFIXES):
+                raise ModelFileError(file.path, name, self._unexpected(name))
+            unused_scales += 1
+        return unused_scales
+
+    def _unexpected(self, name: str) -> str:
+        scheme = next((text for suffix, text in _FOREIGN.items() if name.endswith(suffix)), None)
+        if scheme is not None and self.quantised.quantisation is None:
+            return f"unexpected tensor of {scheme}: {CONFIG_NAME} has no quantization_config"
+        return f"unexpected tensor: not part of {self.config.architecture} with this configuration"
 
     def _is_ignored(self, name: str) -> bool:
         if name.startswith(MTP_PREFIX):
@@ -149,26 +173,29 @@ class Binder:
             return self.config.tie_word_embeddings
         return name.endswith(IGNORED_SUFFIXES)
 
-    def _segments(self, item: ModelObject) -> Iterator[Segment]:
-        for part in item.parts:
-            for wanted in self._stored_shapes(part):
-                yield self._segment(wanted)
+    def _layout(self, item: ModelObject) -> ObjectLayout:
+        wanted = [pair for part in item.parts for pair in self._stored_shapes(part)]
+        is_by_expert = len(item.shape) == 3 and len(wanted[0][1]) == 2
+        return ObjectLayout(item, tuple(self._segment(pair) for pair in wanted), is_by_expert)
 
     def _stored_shapes(self, part: LogicalParameter) -> Iterable[StoredShape]:
         whole = stored_shape(part, self.prefix)
-        if whole[0] in self.checkpoint.tensors:
+        if self.quantised.has(whole[0]):
             return (whole,)
         experts = expert_shapes(part, self.prefix)
         first = next(experts, None)
         if first is None:
             return (whole,)
-        if first[0] not in self.checkpoint.tensors:
+        if not self.quantised.has(first[0]):
             raise ModelFileError(
                 self.checkpoint.path, whole[0], f"missing tensor (and there is no {first[0]})"
             )
         return expert_shapes(part, self.prefix)
 
     def _segment(self, wanted: StoredShape) -> Segment:
+        return self.quantised.find(wanted) or self._float_segment(wanted)
+
+    def _float_segment(self, wanted: StoredShape) -> FloatSegment:
         name, shape = wanted
         if name not in self.checkpoint.tensors:
             raise ModelFileError(self.checkpoint.path, name, "missing tensor")
@@ -188,14 +215,14 @@ class Binder:
         return ObjectLayout(item, (_float_segment(file, entry),))
 
 
-def _float_segment(file: SafetensorsFile, entry: TensorEntry) -> Segment:
+def _float_segment(file: SafetensorsFile, entry: TensorEntry) -> FloatSegment:
     if entry.dtype not in FLOAT_FORMATS:
         raise ModelFileError(
             file.path,
             entry.name,
             f"dtype {entry.dtype} is not supported ({', '.join(FLOAT_FORMATS)} are)",
         )
-    return Segment(file, entry)
+    return FloatSegment(file, entry)
 
 
 def _natural_key(name: str) -> list[tuple[int, str]]:

@@ -18,8 +18,10 @@ from ninfer.artifact.numeric_formats import FLOAT_FORMATS
 from ninfer.artifact.safetensors_file import METADATA_KEY, SafetensorsFile
 from ninfer.contract.errors import ModelFileError
 from ninfer.contract.model import LogicalParameter, ModelObject
-from ninfer.convert.opened_model import ObjectLayout, OpenedModel, Segment
+from ninfer.convert.artifact_planes import encoded_layout, object_of
+from ninfer.convert.opened_model import ObjectLayout, OpenedModel
 from ninfer.convert.resources import RESOURCE_FILES, parse_resources
+from ninfer.convert.segments import FloatSegment
 from ninfer.models.bindings import is_vision_object
 from ninfer.models.config import parse_config
 from ninfer.models.parameters import model_objects
@@ -45,7 +47,7 @@ def open_artifact(file: SafetensorsFile) -> OpenedModel:
         config=config,
         hf_config=raw,
         config_text=config_text,
-        resources=parse_resources(resource_files, lambda name: file.path / name),
+        resources=parse_resources(resource_files, file.path),
         resource_files=resource_files,
         layouts=_layouts(contents, file, expected),
         tensors=tuple(file.stored(file.entries[name]) for name in contents.objects),
@@ -79,11 +81,17 @@ def _layouts(
 ) -> tuple[ObjectLayout, ...]:
     names = {item.name for item in expected}
     for name in contents.objects:
-        if name not in names:
+        if object_of(name) not in names:
             raise ModelFileError(
                 file.path, name, "unexpected object: not part of the model the config describes"
             )
-    return tuple(_layout(contents, file, item) for item in expected)
+    encoded = {object_of(name) for name in contents.objects if object_of(name) != name}
+    return tuple(
+        encoded_layout(contents, file, item)
+        if item.name in encoded and item.name not in contents.objects
+        else _layout(contents, file, item)
+        for item in expected
+    )
 
 
 def _layout(contents: Contents, file: SafetensorsFile, item: ModelObject) -> ObjectLayout:
@@ -106,7 +114,7 @@ def _layout(contents: Contents, file: SafetensorsFile, item: ModelObject) -> Obj
             item.name,
             f"dtype {entry.dtype} is not supported ({', '.join(FLOAT_FORMATS)} are)",
         )
-    return ObjectLayout(item, (Segment(file, entry, record.checksum),))
+    return ObjectLayout(item, (FloatSegment(file, entry, record.checksum),))
 
 
 def _check_bindings(contents: Contents, opened: OpenedModel) -> None:

@@ -9,7 +9,7 @@ Every file may be missing; one that is there must be well-formed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,42 +35,46 @@ DEFAULT_TEMPLATE: Final = "default"
 _MAX_TOKEN_ID: Final = 2**31 - 1
 
 
-def parse_resources(
-    files: Mapping[str, bytes], path_of: Callable[[str], Path]
-) -> FrontendResources:
-    """Check and parse raw files. `path_of(name)` is the path that errors name."""
+def parse_resources(files: Mapping[str, bytes], folder: Path) -> FrontendResources:
+    """Check and parse raw files; errors name them as lying in `folder`. Raises ModelFileError."""
     documents = {
-        name: parse_object(data, path_of(name))
+        name: parse_object(data, folder / name)
         for name, data in files.items()
         if name.endswith(".json")
     }
+    if TOKENIZER in documents:
+        _check_tokenizer(Fields(folder / TOKENIZER, documents[TOKENIZER]))
     tokenizer_config = documents.get(TOKENIZER_CONFIG, {})
     generation_config = documents.get(GENERATION_CONFIG, {})
-    _check_tokenizer_config(Fields(path_of(TOKENIZER_CONFIG), tokenizer_config))
-    _check_generation_config(Fields(path_of(GENERATION_CONFIG), generation_config))
+    _check_tokenizer_config(Fields(folder / TOKENIZER_CONFIG, tokenizer_config))
+    _check_generation_config(Fields(folder / GENERATION_CONFIG, generation_config))
+    template_file, chat_template = _chat_template(files, documents, folder)
     return FrontendResources(
         tokenizer_json=files.get(TOKENIZER),
         tokenizer_config=tokenizer_config,
-        chat_template=_chat_template(files, documents, path_of),
+        chat_template=chat_template,
         generation_config=generation_config,
+        folder=folder,
+        template_file=template_file,
     )
 
 
 def _chat_template(
     files: Mapping[str, bytes],
     documents: Mapping[str, dict[str, Any]],
-    path_of: Callable[[str], Path],
-) -> str | None:
+    folder: Path,
+) -> tuple[str, str | None]:
+    """The file it is in, and the template if there is one."""
     if TEMPLATE in files:
         try:
-            return files[TEMPLATE].decode("utf-8")
+            return TEMPLATE, files[TEMPLATE].decode("utf-8")
         except UnicodeDecodeError as error:
-            raise ModelFileError(path_of(TEMPLATE), None, f"not UTF-8: {error.reason}") from None
+            raise ModelFileError(folder / TEMPLATE, None, f"not UTF-8: {error.reason}") from None
     for name in (TEMPLATE_JSON, TOKENIZER_CONFIG):
-        fields = Fields(path_of(name), documents.get(name, {}))
+        fields = Fields(folder / name, documents.get(name, {}))
         if fields.has("chat_template"):
-            return _template_entry(fields)
-    return None
+            return name, _template_entry(fields)
+    return TEMPLATE, None
 
 
 def _template_entry(fields: Fields) -> str:
@@ -87,6 +91,17 @@ def _template_entry(fields: Fields) -> str:
     if DEFAULT_TEMPLATE not in templates:
         raise fields.error("chat_template", f"no template is named {DEFAULT_TEMPLATE!r}")
     return templates[DEFAULT_TEMPLATE]
+
+
+def _check_tokenizer(fields: Fields) -> None:
+    """What must be seen before the library reads the file: with a prefix it cuts tokens at any
+    byte, and the error about a broken one ends the process."""
+    model = fields.child("model")
+    if model.text("type", default="BPE") != "BPE":
+        raise model.error("type", "only byte-level BPE tokenizers are supported")
+    for key in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if model.text(key, default=""):
+            raise model.error(key, "is not supported: byte-level BPE has none")
 
 
 def _check_tokenizer_config(fields: Fields) -> None:

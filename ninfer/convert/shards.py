@@ -5,6 +5,7 @@ An index, where there is one, decides which shards are read and which tensor lie
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ class Checkpoint:
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Raises ModelFileError."""
     index = folder / INDEX_NAME
-    if index.exists():
+    if os.path.lexists(index):
         return _open_indexed(index)
     single = _single_file(folder)
     file = open_safetensors(single)
@@ -38,7 +39,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _single_file(folder: Path) -> Path:
-    if (folder / SINGLE_NAME).exists():
+    if os.path.lexists(folder / SINGLE_NAME):
         return folder / SINGLE_NAME
     files = sorted(folder.glob("*.safetensors"))
     if not files:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Final
 
@@ -21,29 +22,28 @@ def open_model(path: Path) -> OpenedModel:
     Raises ModelFileError.
     """
     try:
-        is_folder, is_file, exists = path.is_dir(), path.is_file(), path.exists()
+        if path.is_dir():
+            return _open_directory(path)
+        if path.is_file():
+            return _open_file(path)
+        problem = "neither a directory nor a regular file"
+        if not path.exists():
+            problem = "no such file or directory"
+        raise ModelFileError(path, None, problem)
     except OSError as error:
-        raise ModelFileError(path, None, error.strerror or str(error)) from None
-    if is_folder:
-        return _open_directory(path)
-    if is_file:
-        return _open_file(path)
-    problem = "neither a directory nor a regular file" if exists else "no such file or directory"
-    raise ModelFileError(path, None, problem)
+        place = Path(error.filename) if isinstance(error.filename, str) else path
+        raise ModelFileError(place, None, error.strerror or str(error)) from None
 
 
 def _open_directory(folder: Path) -> OpenedModel:
-    if not (folder / CONFIG_NAME).exists():
+    if not os.path.lexists(folder / CONFIG_NAME):
         raise ModelFileError(folder, None, f"not a model directory: it has no {CONFIG_NAME}")
     return open_hf_directory(folder)
 
 
 def _open_file(path: Path) -> OpenedModel:
-    try:
-        with path.open("rb") as file:
-            magic = file.read(len(_GGUF_MAGIC))
-    except OSError as error:
-        raise ModelFileError(path, None, error.strerror or str(error)) from None
+    with path.open("rb") as file:
+        magic = file.read(len(_GGUF_MAGIC))
     if magic == _GGUF_MAGIC:
         raise ModelFileError(path, None, "GGUF files are not supported")
     opened = open_safetensors(path)

@@ -1,16 +1,14 @@
 """write_artifact: an opened model -> one .ninfer file.
 
-Objects keep the format they are stored in. A fused object whose parts have different formats is
-stored as F32, which holds all of them exactly.
+Objects keep the format they are stored in: numbers their dtype, codes and scales their bits. Plain
+parts of different dtypes are stored as F32, which holds all of them exactly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
-
-import numpy as np
 
 from ninfer.artifact.container import (
     PENDING_CHECKSUM,
@@ -19,14 +17,15 @@ from ninfer.artifact.container import (
     ObjectRecord,
 )
 from ninfer.artifact.container_writer import PlannedTensor, write_container
-from ninfer.contract.errors import InvariantError, ModelFileError
+from ninfer.contract.errors import InvariantError, OptionError, OutputError
 from ninfer.contract.model import ModelSource
-from ninfer.convert.hf_checkpoint import CONFIG_NAME
-from ninfer.convert.opened_model import ObjectLayout, OpenedModel
+from ninfer.convert.artifact_planes import planned_tensors
+from ninfer.convert.hf_checkpoint import CONFIG_NAME, MODELOPT_NAME
+from ninfer.convert.opened_model import OpenedModel
 from ninfer.convert.resources import RESOURCE_FILES
 from ninfer.convert.shards import INDEX_NAME
 
-_SOURCE_NAMES: Final = frozenset({CONFIG_NAME, INDEX_NAME, *RESOURCE_FILES})
+_SOURCE_NAMES: Final = frozenset({CONFIG_NAME, INDEX_NAME, MODELOPT_NAME, *RESOURCE_FILES})
 
 
 def write_artifact(
@@ -35,27 +34,31 @@ def write_artifact(
     """Write `source` (as `open_model` gives it) to `out`, whole or not at all.
 
     `progress(done_bytes, total_bytes)` is called as the file grows. An existing `out` is replaced
-    unless it belongs to the source. Raises ModelFileError, also for what `read_float32` refuses.
+    unless it belongs to the source (OptionError, naming `--out`). Raises OutputError for what the
+    file system refuses and ModelFileError for what `read_float32` does.
     """
     if not isinstance(source, OpenedModel):
         raise InvariantError(f"cannot convert a {type(source).__name__}")
     try:
         _check_out(source, out)
     except OSError as error:
-        raise ModelFileError(out, None, error.strerror or str(error)) from None
+        raise OutputError(out, f"cannot write: {error.strerror or error}") from None
     source.check_tied_head()
+    objects = [(layout.item, planned_tensors(layout)) for layout in source.layouts]
     contents = Contents(
         name=source.name,
         config_text=source.config_text.decode(),
         objects={
-            item.name: ObjectRecord(item.component, PENDING_CHECKSUM) for item in source.objects
+            tensor.name: ObjectRecord(item.component, PENDING_CHECKSUM)
+            for item, tensors in objects
+            for tensor in tensors
         },
         bindings=source.bindings,
         uses=source.uses,
         resources=dict.fromkeys(source.resource_files, PENDING_CHECKSUM),
     )
     tensors = [
-        *(_planned_object(layout) for layout in source.layouts),
+        *(tensor for _, planned in objects for tensor in planned),
         *(_planned_resource(name, data) for name, data in source.resource_files.items()),
     ]
     write_container(out, contents, tensors, progress or _no_progress)
@@ -63,40 +66,16 @@ def write_artifact(
 
 def _check_out(source: OpenedModel, out: Path) -> None:
     if not out.parent.is_dir():
-        raise ModelFileError(out, None, f"there is no directory {out.parent}")
+        raise OutputError(out, f"cannot write: there is no directory {out.parent}")
     if out.is_dir():
-        raise ModelFileError(out, None, "is a directory")
+        raise OutputError(out, "cannot write: is a directory")
     if not out.exists():
         return
     files = {source.path, *(tensor.path for tensor in source.tensors)}
     if source.path.is_dir():
         files |= {source.path / name for name in _SOURCE_NAMES}
     if any(file.exists() and out.samefile(file) for file in files):
-        raise ModelFileError(out, None, "is a file of the model being converted")
-
-
-def _planned_object(layout: ObjectLayout) -> PlannedTensor:
-    item, stored = layout.item, layout.format
-    num_elements = sum(segment.num_elements for segment in layout.segments)
-    return PlannedTensor(
-        name=item.name,
-        dtype=stored.name,
-        shape=item.shape,
-        num_bytes=num_elements * stored.item_bytes,
-        chunks=lambda: _object_chunks(layout),
-    )
-
-
-def _object_chunks(layout: ObjectLayout) -> Iterator[memoryview]:
-    stored = layout.format
-    for segment in layout.segments:
-        for chunk in segment.chunks():
-            if segment.format is stored:
-                yield chunk
-            else:
-                values = np.empty(len(chunk) // segment.format.item_bytes, np.float32)
-                segment.format.widen(chunk, values)
-                yield memoryview(values.astype("<f4").tobytes())
+        raise OptionError("--out", f"{out} is a file of the model being converted")
 
 
 def _planned_resource(name: str, data: bytes) -> PlannedTensor:

@@ -87,15 +87,13 @@ class Engine:
             raise InvariantError("an engine starts once")
         self._task = asyncio.create_task(self._worker.run(), name="engine-worker")
 
+    def check(self, request: GenerationRequest) -> None:
+        self._budget_of(request)
+
     def submit(self, request: GenerationRequest) -> RequestHandle:
         try:
             self._check_open()
-            budget = check_request(
-                request,
-                capacity=self._capacity,
-                vocab_size=self._program.vocab_size,
-                pages_needed=self._program.pages_needed,
-            )
+            budget = self._budget_of(request)
             place = self._take_place()
         except (RequestError, Unavailable):
             self._metrics.requests_rejected += 1
@@ -153,6 +151,14 @@ class Engine:
         if not self._is_closed:
             self._is_closed = True
             self._program.close()
+
+    def _budget_of(self, request: GenerationRequest) -> OutputBudget:
+        return check_request(
+            request,
+            capacity=self._capacity,
+            vocab_size=self._program.vocab_size,
+            pages_needed=self._program.pages_needed,
+        )
 
     def _check_open(self) -> None:
         if self._is_closed or self._worker.has_ended or self._worker.inbox.is_stopping:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ninfer.contract.errors import RequestError
+from ninfer.contract.errors import RequestError, context_length_error
 from ninfer.contract.generation import FinishReason, GenerationRequest
 from ninfer.contract.units import Capacity
 
@@ -46,7 +46,7 @@ def check_request(
             f"{prompt_tokens} prompt tokens and {num_tokens} output tokens need {pages} pages of"
             f" cache memory, but there are only {capacity.num_pages}. Ask for fewer tokens."
             " [context_length_exceeded]",
-            "messages",
+            request.prompt.param,
         )
     reason = FinishReason.CONTEXT_CAPACITY if is_cut else FinishReason.OUTPUT_LIMIT
     return OutputBudget(num_tokens, reason, pages)
@@ -55,11 +55,11 @@ def check_request(
 def _check_token_ids(request: GenerationRequest, vocab_size: int) -> None:
     token_ids = request.prompt.token_ids
     if token_ids.size == 0:
-        raise RequestError("invalid_prompt", "the prompt has no tokens", "prompt")
+        raise RequestError("invalid_prompt", "the prompt has no tokens", request.prompt.param)
     lowest, highest = int(token_ids.min()), int(token_ids.max())
     if lowest < 0 or highest >= vocab_size:
         bad_id = lowest if lowest < 0 else highest
-        raise RequestError("invalid_prompt", _outside(bad_id, vocab_size), "prompt")
+        raise RequestError("invalid_prompt", _outside(bad_id, vocab_size), request.prompt.param)
 
 
 def _check_values(request: GenerationRequest, vocab_size: int) -> None:
@@ -89,17 +89,6 @@ def _outside(token_id: int, vocab_size: int) -> str:
 
 
 def _check_length(request: GenerationRequest, max_context: int) -> None:
-    prompt_tokens = request.prompt.num_tokens
-    max_prompt_tokens = max_context - (1 if request.max_tokens > 0 else 0)
-    if prompt_tokens <= max_prompt_tokens:
-        return
-    # Only a prompt that exactly fills the context is held against the shorter limit, so that the
-    # numbers in the sentence stay true.
-    limit = max_context if prompt_tokens > max_context else max_prompt_tokens
-    raise RequestError(
-        "context_length_exceeded",
-        f"This model's maximum context length is {max_context} tokens. However, your request has"
-        f" {prompt_tokens} prompt tokens (prompt is too long: {prompt_tokens} tokens > {limit}"
-        " maximum). Please reduce the length of the messages. [context_length_exceeded]",
-        "messages",
-    )
+    prompt = request.prompt
+    if prompt.num_tokens + min(request.max_tokens, 1) > max_context:
+        raise context_length_error(prompt.num_tokens, max_context, prompt.param)

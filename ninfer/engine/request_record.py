@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Final
 
 from ninfer.contract.cache import CacheUse
-from ninfer.contract.errors import InvariantError
+from ninfer.contract.errors import InvariantError, NInferError
 from ninfer.contract.generation import GenerationRequest, Timings, Usage
 from ninfer.contract.program import PausedSequence, SequenceHandle
 from ninfer.engine.event_stream import EventStream
@@ -74,6 +74,7 @@ class RequestRecord:
     sequence           while resident
     paused             from the pause until the sequence is open again
     is_cancelled       the consumer asked for the end
+    failure            of its session, seen while a unit of it runs: it ends when that has run
     accepted           committed output tokens, in order
     reasoning_tokens   how many of these are reasoning, as the session counts
     num_prefilled      prompt tokens that were ever committed or taken from the cache
@@ -92,6 +93,7 @@ class RequestRecord:
     sequence: SequenceHandle | None = field(default=None, init=False)
     paused: PausedSequence | None = field(default=None, init=False)
     is_cancelled: bool = field(default=False, init=False)
+    failure: NInferError | None = field(default=None, init=False)
     admitted_s: float | None = field(default=None, init=False)
     first_token_s: float | None = field(default=None, init=False)
     last_token_s: float | None = field(default=None, init=False)

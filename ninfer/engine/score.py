@@ -178,7 +178,7 @@ def _row_nlls(rows: Float32Array, targets: IntArray) -> NDArray[np.float64]:
 def _check_finite(rows: Float32Array, start: int) -> None:
     bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
     if bad.size:
-        raise NonFiniteLogits(f"the logits after token {start + int(bad[0])} are not finite")
+        raise NonFiniteLogits(f"after token {start + int(bad[0])}")
 
 
 def _summarise(nlls: NDArray[np.float64], logits: Float32Array | None) -> ScoreResult:

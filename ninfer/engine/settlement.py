@@ -14,7 +14,7 @@ from ninfer.contract.errors import InvariantError, NInferError, NonFiniteLogits
 from ninfer.contract.generation import Finish, FinishReason, OutputPreview
 from ninfer.contract.sampling import GeneratedToken
 from ninfer.contract.units import RowOutput
-from ninfer.engine.request_record import RequestRecord
+from ninfer.engine.request_record import Phase, RequestRecord
 
 _logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -22,15 +22,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RowVerdict:
-    """At most one of preview, finish and error is set; none for a row that was to produce nothing
-    (an inner prefill chunk, replay) or was cancelled.
+    """At most one of token, preview, finish and error is set; none for a row that was to produce
+    nothing (an inner prefill chunk, replay) or was cancelled.
 
+    token     to accept; the request surely goes on, what the token shows can be asked for later
     preview   tokens to accept and what they show
     token_ids   of these tokens
     finish    the request ends without having produced output
     error     the request ends; its tokens are not accepted
     """
 
+    token: GeneratedToken | None = None
     preview: OutputPreview | None = None
     finish: Finish | None = None
     error: NInferError | None = None
@@ -38,13 +40,18 @@ class RowVerdict:
 
     @property
     def accepted(self) -> int:
+        if self.token is not None:
+            return 1
         return 0 if self.preview is None else self.preview.accepted
 
 
 def judge_row(record: RequestRecord, output: RowOutput, *, is_sampled: bool) -> RowVerdict:
     """Pure but for the log. `is_sampled`: the unit was to produce a token for this row."""
+    if record.failure is not None:
+        return RowVerdict(error=record.failure)
     if not output.is_finite:
-        return RowVerdict(error=NonFiniteLogits("the model produced non-finite values"))
+        place = f"after {record.completion_tokens} tokens of the answer"
+        return RowVerdict(error=NonFiniteLogits(place))
     if record.is_cancelled or not is_sampled:
         return RowVerdict()
     if record.budget.num_tokens == 0:
@@ -52,21 +59,38 @@ def judge_row(record: RequestRecord, output: RowOutput, *, is_sampled: bool) -> 
     if output.token is None:
         raise InvariantError(f"no token was produced for request {record.request_id}")
     try:
-        return RowVerdict(
-            preview=_preview(record, output.token), token_ids=(output.token.token_id,)
-        )
+        return _judge_token(record, output.token)
     except NInferError as error:
         return RowVerdict(error=error)
 
 
-def _preview(record: RequestRecord, token: GeneratedToken) -> OutputPreview:
+def preview_accepted(record: RequestRecord, token: GeneratedToken) -> OutputPreview:
+    """What the accepted `token` of a verdict shows. Raises NInferError."""
+    session = record.request.session
+    preview = call_session(record, lambda: session.preview((token,), None))
+    if preview.accepted != 1 or preview.finish is not None:
+        raise _broken_contract(record)
+    return preview
+
+
+def _judge_token(record: RequestRecord, token: GeneratedToken) -> RowVerdict:
     is_last = record.completion_tokens + 1 >= record.budget.num_tokens
     limit: FinishReason | None = record.budget.reason if is_last else None
     session = record.request.session
+    if (
+        record.phase is Phase.DECODE_READY
+        and not is_last
+        and call_session(record, lambda: session.goes_on_after(token))
+    ):
+        return RowVerdict(token=token, token_ids=(token.token_id,))
     preview = call_session(record, lambda: session.preview((token,), limit))
     if preview.accepted != 1 or (is_last and preview.finish is None):
-        raise InvariantError(f"the output session of {record.request_id} broke its contract")
-    return preview
+        raise _broken_contract(record)
+    return RowVerdict(preview=preview, token_ids=(token.token_id,))
+
+
+def _broken_contract(record: RequestRecord) -> InvariantError:
+    return InvariantError(f"the output session of {record.request_id} broke its contract")
 
 
 def call_session(record: RequestRecord, call: Callable[[], T]) -> T:

@@ -3,9 +3,10 @@
     loop:  boundary   take in submissions; cancels, deadlines, queue timeouts; the open transfer
            lanes      resume, admit, begin transfers (admission.py)
            launch     permits and the next unit (units.py, pressure.py)
-           publish    events of the unit before, while the device works
+           show       preview and session.commit of rows that surely went on, while the device works
+           publish    events of the unit before
            complete   wait for the unit
-           settle     preview every row, Program.commit, accounting, session.commit
+           settle     judge every row, preview of those that may end, Program.commit, accounting
 
 A failure of a request's own output session ends that request. Any other failure ends the worker:
 every request is answered with `engine_unavailable`, and `failure` says why.
@@ -16,12 +17,13 @@ from __future__ import annotations
 import logging
 import time
 from asyncio import CancelledError
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from ninfer.contract.errors import InvariantError, NInferError, Unavailable
 from ninfer.contract.generation import Admitted, OutputPreview, OutputSession, Progress
 from ninfer.contract.program import Program, UnitKind
+from ninfer.contract.sampling import GeneratedToken
 from ninfer.engine.admission import Admission
 from ninfer.engine.background import Background
 from ninfer.engine.context_protocol import ContextPolicy
@@ -35,7 +37,7 @@ from ninfer.engine.pressure import Pressure
 from ninfer.engine.request_record import Phase, RequestRecord
 from ninfer.engine.residency import Residency
 from ninfer.engine.scheduler import Scheduler
-from ninfer.engine.settlement import RowVerdict, call_session, judge_row
+from ninfer.engine.settlement import RowVerdict, call_session, judge_row, preview_accepted
 from ninfer.engine.transfer_desk import TransferDesk
 from ninfer.engine.units import LaunchedUnit, UnitLauncher
 
@@ -80,6 +82,7 @@ class Worker:
         self._launcher = UnitLauncher(program, scheduler, pressure, self._pace, self._records)
         self._background = Background(scheduler, policy, desk, residency)
         self._endings = Endings(self._release, self._outbox, metrics, clock)
+        self._unseen: list[tuple[RequestRecord, GeneratedToken]] = []
         self._failure: str | None = None
         self._has_ended = False
         self._last_unit_s = clock()
@@ -132,6 +135,7 @@ class Worker:
             self._pass_boundary()
             unit = self._launcher.launch_next(self._clock())
             self._metrics.scheduling_s_total += time.thread_time() - started_s
+            self._show_unseen(() if unit is None else unit.records)
             self._outbox.publish()
             if unit is not None:
                 await self._program.complete(unit.batch)
@@ -152,7 +156,7 @@ class Worker:
         self._evict()
         for record in self.inbox.take_cancelled():
             if record.ticket in self._records:
-                self._endings.cut_off(record, None)
+                self._cut_off(record, None)
         self._expire(now)
         if self.inbox.take_flush():
             self._policy.flush()
@@ -183,6 +187,7 @@ class Worker:
     def _evict(self) -> None:
         error = self.inbox.take_eviction()
         if error is not None:
+            self._show_unseen(())
             for record in list(self._records.values()):
                 self._endings.fail(record, error)
 
@@ -192,7 +197,7 @@ class Worker:
             if record is None:
                 continue
             if kind is Expiry.DEADLINE:
-                self._endings.cut_off(
+                self._cut_off(
                     record, Unavailable("deadline_exceeded", "the request's deadline has passed")
                 )
             elif record.phase is Phase.WAITING:
@@ -274,9 +279,13 @@ class Worker:
             self._endings.fail(record, verdict.error)
         elif verdict.finish is not None:
             self._endings.finish(record, verdict.finish)
+        elif verdict.token is not None:
+            self._count_token(record, verdict, now)
+            self._note_progress(record)
+            self._unseen.append((record, verdict.token))
         elif verdict.preview is not None:
             self._count_token(record, verdict, now)
-            self._adopt(record, verdict.preview)
+            self._adopt_now(record, verdict.preview)
         else:
             self._note_progress(record)
 
@@ -288,19 +297,37 @@ class Worker:
         record.accepted.extend(verdict.token_ids)
         self._metrics.completion_tokens_total += verdict.accepted
 
-    def _adopt(self, record: RequestRecord, preview: OutputPreview) -> None:
+    def _show_unseen(self, running: Sequence[RequestRecord]) -> None:
+        """Tell the sessions of the tokens that were accepted without them. A request whose session
+        fails ends, one of those with a unit `running` when that has run."""
+        unseen, self._unseen = self._unseen, []
+        for record, token in unseen:
+            try:
+                preview = preview_accepted(record, token)
+                _adopt(record, preview)
+            except NInferError as error:
+                if record in running:
+                    record.failure = error
+                else:
+                    self._endings.fail(record, error)
+            else:
+                self._show(record, preview)
+
+    def _adopt_now(self, record: RequestRecord, preview: OutputPreview) -> None:
+        """Tell the session between units."""
         try:
-            record.reasoning_tokens = call_session(
-                record, lambda: _commit_session(record.request.session, preview)
-            )
+            _adopt(record, preview)
         except NInferError as error:
             self._endings.fail(record, error)
             return
-        if preview.finish is not None:
+        if preview.finish is None:
+            self._note_progress(record)
+            self._show(record, preview)
+        else:
             self._offer(record)
             self._endings.finish(record, preview.finish, preview.deltas)
-            return
-        self._note_progress(record)
+
+    def _show(self, record: RequestRecord, preview: OutputPreview) -> None:
         if preview.deltas:
             self._outbox.add(record, Progress(preview.deltas, record.usage()))
 
@@ -314,6 +341,12 @@ class Worker:
         is_protected = record.ticket == self._scheduler.protected
         if is_protected and self._program.frontier(handle) > record.old_frontier:
             self._scheduler.end_protection(record.ticket)
+
+    def _cut_off(self, record: RequestRecord, error: NInferError | None) -> None:
+        """End from outside, with everything shown that was accepted. It may have ended by that."""
+        self._show_unseen(())
+        if record.ticket in self._records:
+            self._endings.cut_off(record, error)
 
     def _offer(self, record: RequestRecord) -> None:
         """The context cache may keep what a request that ended well leaves behind."""
@@ -334,6 +367,12 @@ class Worker:
             self._endings.answer_stopped(record)
         self._records.clear()
         self._outbox.publish()
+
+
+def _adopt(record: RequestRecord, preview: OutputPreview) -> None:
+    """Make `preview` the session's state. Raises NInferError when the session fails."""
+    session = record.request.session
+    record.reasoning_tokens = call_session(record, lambda: _commit_session(session, preview))
 
 
 def _commit_session(session: OutputSession, preview: OutputPreview) -> int:

@@ -68,6 +68,7 @@ class ChatRenderer:
             template_kwargs=draft.template_kwargs,
             add_generation_prompt=chat.add_generation_prompt and opening_end is None,
         )
+        text = replace_surrogates(text)
         for block, replacement in draft.replacements:
             text = _replace_once(text, block, replacement)
         if opening_end is not None:

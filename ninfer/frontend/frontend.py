@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
+import copy
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from ninfer.contract.chat import ChatPrompt, GenerationParams
@@ -15,7 +16,9 @@ from ninfer.contract.prompt import PreparedPrompt
 from ninfer.contract.sampling import GREEDY_BELOW, MIN_TEMPERATURE, SamplingParams
 from ninfer.frontend.chat_renderer import ChatRenderer
 from ninfer.frontend.control_text import strings_of
-from ninfer.frontend.generation_defaults import GenerationDefaults, read_generation_config
+from ninfer.frontend.generation_defaults import GENERATION_CONFIG_FILE, read_generation_config
+from ninfer.frontend.host_work import HostWork
+from ninfer.frontend.load_checks import check_marks, checked_eos_ids
 from ninfer.frontend.output_session import SessionRules, TextOutputSession
 from ninfer.frontend.prompt import PromptBuilder
 from ninfer.frontend.stops import StopMatcher
@@ -23,13 +26,12 @@ from ninfer.frontend.template import ChatTemplate
 from ninfer.frontend.tokenizer import (
     THINK_CLOSE,
     THINK_OPEN,
+    TOKENIZER_FILE,
     TextTokenizer,
     replace_surrogates,
 )
 from ninfer.options import SamplingOptions
 
-MAX_INLINE_CHARACTERS: Final = 2_000
-"""Longer prompts are rendered and tokenised in a thread; shorter ones take well under 2 ms."""
 UNLIMITED_TOKENS: Final = 2**31 - 1
 """Output budget of a request that names none: the context limit ends it."""
 _SEED_MASK: Final = 2**64 - 1
@@ -54,13 +56,21 @@ class ModelFrontend:
         """Raises ModelFileError for a bad tokenizer, chat template or generation_config."""
         self._vocab_size = config.vocab_size
         self._options = defaults
-        self._model = read_generation_config(resources.generation_config)
-        self._eos_ids = _eos_ids(config, self._model)
-        self._tokenizer = _load_tokenizer(config, resources)
-        self._renderer = _load_renderer(resources, self._tokenizer)
-        self._prompts = PromptBuilder(
-            config.vocab_size, config.max_position_embeddings, self._tokenizer, self._renderer
+        self._model = read_generation_config(
+            resources.generation_config, resources.folder / GENERATION_CONFIG_FILE
         )
+        self._tokenizer = _load_tokenizer(config, resources)
+        self._eos_ids = checked_eos_ids(config, self._model, self._tokenizer, resources.folder)
+        self._renderer = _load_renderer(resources, self._tokenizer)
+        self._prompts = PromptBuilder(config.vocab_size, None, self._tokenizer, self._renderer)
+        self._work = HostWork()
+
+    def for_context(self, max_context: int | None) -> ModelFrontend:
+        """The same frontend, but prompts of more than `max_context` tokens are refused; with None,
+        as it is made, it takes any length."""
+        frontend = copy.copy(self)
+        frontend._prompts = self._prompts.for_context(max_context)
+        return frontend
 
     @property
     def vocab_size(self) -> int:
@@ -76,21 +86,22 @@ class ModelFrontend:
 
     async def prepare_chat(self, chat: ChatPrompt) -> PreparedPrompt:
         """Render and tokenise. Raises RequestError: invalid_template, invalid_prompt,
-        unsupported_value (media), tokenizer_unavailable."""
-        return await _call(self._prompts.from_chat, chat, _num_characters(chat))
+        unsupported_value (media), tokenizer_unavailable, context_length_exceeded."""
+        return await self._work.run(partial(self._prompts.from_chat, chat), _num_characters(chat))
 
     async def render_chat(self, chat: ChatPrompt) -> str:
         """The text `prepare_chat` tokenises; control marks in it need not be control tokens."""
-        return await _call(self._prompts.render, chat, _num_characters(chat))
+        return await self._work.run(partial(self._prompts.render, chat), _num_characters(chat))
 
-    async def prepare_text(self, text: str) -> PreparedPrompt:
-        """Raw text; special tokens in it are parsed. Raises RequestError: invalid_prompt,
-        tokenizer_unavailable."""
-        return await _call(self._prompts.from_text, text, len(text))
+    async def prepare_text(self, text: str, param: str = "prompt") -> PreparedPrompt:
+        """Raw text; special tokens in it are parsed. Raises RequestError naming `param`:
+        invalid_prompt, tokenizer_unavailable, context_length_exceeded."""
+        return await self._work.run(partial(self._prompts.from_text, text, param), len(text))
 
-    def prepare_ids(self, token_ids: tuple[int, ...]) -> PreparedPrompt:
-        """Ids as they are; invalid_value when empty or outside the vocabulary."""
-        return self._prompts.from_ids(token_ids)
+    def prepare_ids(self, token_ids: Sequence[int], param: str = "input_ids") -> PreparedPrompt:
+        """Ids as they are. Raises RequestError naming `param`: invalid_value when empty or outside
+        the vocabulary, context_length_exceeded."""
+        return self._prompts.from_ids(token_ids, param)
 
     def build_request(
         self, request_id: str, prompt: PreparedPrompt, params: GenerationParams, *, now: float
@@ -188,23 +199,14 @@ class ModelFrontend:
         return tokenizer.special_ids - tags
 
 
-async def _call(function: Callable[[Any], T], argument: Any, num_characters: int) -> T:
-    """Short work at once, long work in a thread, so that the loop never stalls."""
-    if num_characters <= MAX_INLINE_CHARACTERS:
-        return function(argument)
-    return await asyncio.to_thread(function, argument)
-
-
 def _num_characters(chat: ChatPrompt) -> int:
     """About how much text there is; every message counts, an empty one has its scaffolding."""
-    num_characters = 0
+    num_characters = sum(map(len, strings_of([chat.tools, chat.template_kwargs])))
     for message in chat.messages:
         num_characters += 20 + len(message.text) + len(message.reasoning_content or "")
         for call in message.tool_calls:
             num_characters += sum(map(len, strings_of(call.arguments)))
-        if num_characters > MAX_INLINE_CHARACTERS:
-            return num_characters
-    return num_characters + sum(map(len, strings_of([chat.tools, chat.template_kwargs])))
+    return num_characters
 
 
 def _first(*candidates: T | None) -> Any:
@@ -216,16 +218,11 @@ def _usable_temperature(temperature: float) -> float:
     return 0.0 if temperature < GREEDY_BELOW else max(temperature, MIN_TEMPERATURE)
 
 
-def _eos_ids(config: ModelConfig, model: GenerationDefaults) -> tuple[int, ...]:
-    """Ids outside the vocabulary are left out: nothing can ever generate them."""
-    ids = config.eos_token_ids if model.eos_token_ids is None else model.eos_token_ids
-    return tuple(token_id for token_id in ids if token_id < config.vocab_size)
-
-
 def _load_tokenizer(config: ModelConfig, resources: FrontendResources) -> TextTokenizer | None:
     if resources.tokenizer_json is None:
         return None
-    return TextTokenizer(resources.tokenizer_json, config.vocab_size)
+    path = resources.folder / TOKENIZER_FILE
+    return TextTokenizer(resources.tokenizer_json, config.vocab_size, path=path)
 
 
 def _load_renderer(
@@ -233,19 +230,23 @@ def _load_renderer(
 ) -> ChatRenderer | None:
     if resources.chat_template is None:
         return None
-    template = ChatTemplate(resources.chat_template, _constant_tokens(resources.tokenizer_config))
+    path = resources.folder / resources.template_file
+    template = ChatTemplate(resources.chat_template, _constant_tokens(resources), path=path)
+    if tokenizer is not None:
+        check_marks(template, tokenizer, resources.folder)
     return ChatRenderer(template, tokenizer.control_texts if tokenizer else ())
 
 
-def _constant_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+def _constant_tokens(resources: FrontendResources) -> dict[str, str]:
     """eos_token and its like, which templates may use; each a text or {"content": text}."""
     result: dict[str, str] = {}
     for name in _CONSTANT_TOKENS:
-        value = tokenizer_config.get(name)
+        value = resources.tokenizer_config.get(name)
         if isinstance(value, Mapping):
             value = value.get("content")
         if value is not None and not isinstance(value, str):
-            raise ModelFileError("tokenizer_config.json", name, f"{value!r} is not a text")
+            path = resources.folder / "tokenizer_config.json"
+            raise ModelFileError(path, name, f"{value!r} is not a text")
         if value is not None:
             result[name] = value
     return result

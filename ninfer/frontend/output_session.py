@@ -236,6 +236,11 @@ class TextOutputSession:
             finish = self._end(state, output) or Finish(limit)
         return OutputPreview(accepted, finish, output.deltas(), state)
 
+    def goes_on_after(self, token: GeneratedToken) -> bool:
+        """Only a stop id or a stop string ends the output; strings are matched in a preview."""
+        rules = self._rules
+        return rules.stops is None and token.token_id not in rules.stop_ids
+
     def commit(self, preview: OutputPreview) -> None:
         """Adopt a preview made from the present state; InvariantError for any other."""
         state: _State = preview.state

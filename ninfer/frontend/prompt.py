@@ -8,31 +8,34 @@ import numpy as np
 
 from ninfer.contract.arrays import IntArray
 from ninfer.contract.chat import ChatPrompt
-from ninfer.contract.errors import RequestError
+from ninfer.contract.errors import RequestError, context_length_error
 from ninfer.contract.prompt import PreparedPrompt
 from ninfer.frontend.chat_renderer import ChatRenderer
 from ninfer.frontend.control_text import GuardedText
+from ninfer.frontend.prompt_size import encode_within
 from ninfer.frontend.tokenizer import THINK_CLOSE, THINK_OPEN, TextTokenizer, replace_surrogates
 
 
 class PromptBuilder:
     """`tokenizer` and `renderer` are None for a model that came without them.
 
-    A text that cannot fit `max_positions` tokens whatever they are is refused before it costs the
-    time and memory of tokenising it.
+    max_context   longer prompts are refused, texts early (see `prompt_size`); None: any length
     """
 
     def __init__(
         self,
         vocab_size: int,
-        max_positions: int,
+        max_context: int | None,
         tokenizer: TextTokenizer | None,
         renderer: ChatRenderer | None,
     ) -> None:
         self._vocab_size = vocab_size
-        self._max_positions = max_positions
+        self._max_context = max_context
         self._tokenizer = tokenizer
         self._renderer = renderer
+
+    def for_context(self, max_context: int | None) -> PromptBuilder:
+        return PromptBuilder(self._vocab_size, max_context, self._tokenizer, self._renderer)
 
     def render(self, chat: ChatPrompt) -> str:
         """The text of `chat`. Raises RequestError."""
@@ -41,31 +44,32 @@ class PromptBuilder:
     def from_chat(self, chat: ChatPrompt) -> PreparedPrompt:
         """Raises RequestError as Frontend.prepare_chat says."""
         tokenizer = self._need_tokenizer("messages")
-        rendered = self._render(chat)
-        # Not before: templates drop text (old reasoning, blanks) that need not fit.
-        self._check_size(tokenizer, len(rendered.plain), "messages")
-        if rendered.guard is None:
-            return self._prepare(tokenizer.encode(rendered.text), "messages")
-        return self._prepare(tokenizer.encode_guarded(rendered.text, rendered.guard), "messages")
+        # The text is measured as rendered: templates drop text (old reasoning, blanks) that need
+        # not fit.
+        ids = encode_within(self._render(chat), tokenizer, self._max_context, "messages")
+        return self._prepare(ids, "messages")
 
-    def from_text(self, text: str) -> PreparedPrompt:
+    def from_text(self, text: str, param: str = "prompt") -> PreparedPrompt:
         """Special tokens in `text` are parsed. Raises RequestError."""
-        tokenizer = self._need_tokenizer("prompt")
-        self._check_size(tokenizer, len(text), "prompt")
-        return self._prepare(tokenizer.encode(replace_surrogates(text)), "prompt")
+        tokenizer = self._need_tokenizer(param)
+        raw = GuardedText(replace_surrogates(text))
+        return self._prepare(encode_within(raw, tokenizer, self._max_context, param), param)
 
-    def from_ids(self, token_ids: Sequence[int]) -> PreparedPrompt:
-        """Raises RequestError (`invalid_value`)."""
+    def from_ids(self, token_ids: Sequence[int], param: str = "input_ids") -> PreparedPrompt:
+        """Raises RequestError: invalid_value, context_length_exceeded."""
         if not token_ids:
-            raise RequestError("invalid_value", "at least one token id is needed", "input_ids")
+            raise RequestError("invalid_value", "at least one token id is needed", param)
+        # Before the ids are looked at: millions of them would hold up the event loop.
+        if self._max_context is not None and len(token_ids) > self._max_context:
+            raise context_length_error(len(token_ids), self._max_context, param)
         for token_id in (min(token_ids), max(token_ids)):
             if not 0 <= token_id < self._vocab_size:
                 raise RequestError(
                     "invalid_value",
                     f"token id {token_id} is outside 0 to {self._vocab_size - 1}",
-                    "input_ids",
+                    param,
                 )
-        return self._prepare(token_ids, "input_ids")
+        return self._prepare(token_ids, param)
 
     def _render(self, chat: ChatPrompt) -> GuardedText:
         if self._renderer is None:
@@ -79,27 +83,13 @@ class PromptBuilder:
             )
         return self._tokenizer
 
-    def _check_size(self, tokenizer: TextTokenizer, num_characters: int, param: str) -> None:
-        if num_characters <= self._max_positions:
-            return
-        num_tokens, limit = tokenizer.least_tokens(num_characters), self._max_positions
-        if num_tokens > limit:
-            raise RequestError(
-                "context_length_exceeded",
-                f"This model's maximum context length is {limit} tokens. However, your request has"
-                f" at least {num_tokens} prompt tokens (prompt is too long: {num_tokens} tokens >"
-                f" {limit} maximum). Please reduce the length of the messages."
-                " [context_length_exceeded]",
-                param,
-            )
-
     def _prepare(self, token_ids: Sequence[int], param: str) -> PreparedPrompt:
         if not token_ids:
             raise RequestError("invalid_prompt", "the prompt is empty", param)
         array = np.array(token_ids, np.int32)
         array.flags.writeable = False
         opens = self._tokenizer is not None and opens_in_reasoning(array, self._tokenizer)
-        return PreparedPrompt(array, opens_in_reasoning=opens)
+        return PreparedPrompt(array, opens_in_reasoning=opens, param=param)
 
 
 def opens_in_reasoning(token_ids: IntArray, tokenizer: TextTokenizer) -> bool:

@@ -2,33 +2,36 @@
 
 The environment is the one HF templates are written for: trim_blocks, lstrip_blocks, loop controls,
 `{% generation %}`, `raise_exception`, `strftime_now` and a `tojson` without HTML escaping. A render
-is bounded in loop steps, in sizes of repeated values and in output. Knows nothing of roles; see
-chat_renderer.py for that.
+is bounded (template_bounds.py). Knows nothing of roles; see chat_renderer.py for that.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import jinja2
 from jinja2 import nodes
-from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ninfer.contract.errors import ModelFileError, RequestError
+from ninfer.contract.printable import printable
+from ninfer.frontend.template_bounds import (
+    BoundedSandbox,
+    TemplateBudget,
+    TemplateLimit,
+    render_bounded,
+    size_of,
+)
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
-MAX_OUTPUT_CHARACTERS: Final = 2**26
-"""More than any request body can hold, far less than memory."""
-MAX_RANGE_STEPS: Final = 1_000_000
-"""Steps of all `range(...)` calls of one render together."""
-MAX_POWER_OPERAND: Final = 1024
-
+MAX_SOURCE_CHARACTERS: Final = 2**18
+"""Ten times the longest template seen; compiling takes seconds beyond."""
+MAX_JSON_INDENT: Final = 32
 _RENDER_ERRORS: Final = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -45,20 +48,30 @@ _RENDER_ERRORS: Final = (
 class ChatTemplate:
     """A compiled template. Rendering is safe from several threads."""
 
-    def __init__(self, source: str, variables: Mapping[str, str] | None = None) -> None:
-        """`variables` are constants such as eos_token.
+    def __init__(
+        self,
+        source: str,
+        variables: Mapping[str, str] | None = None,
+        *,
+        path: Path = Path(TEMPLATE_FILE),
+    ) -> None:
+        """`variables` are constants such as eos_token; `path` is the file that errors name.
 
         Raises ModelFileError with the line of a syntax error.
         """
         self._variables = dict(variables or {})
         self.source = source
+        self.path = path
+        if len(source) > MAX_SOURCE_CHARACTERS:
+            raise self._error(f"{len(source)} characters, more than {MAX_SOURCE_CHARACTERS}")
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
-            message = error.message or "syntax error"
-            raise ModelFileError(TEMPLATE_FILE, f"line {error.lineno}", message) from None
-        except RecursionError:
-            raise ModelFileError(TEMPLATE_FILE, None, "nested too deeply") from None
+            raise self._error(error.message or "syntax error", error.lineno) from None
+        except (RecursionError, MemoryError):
+            raise self._error("nested too deeply") from None
+        except (SyntaxError, ValueError, OverflowError) as error:
+            raise self._error(f"cannot be compiled: {error}") from None
 
     def render(
         self,
@@ -69,29 +82,49 @@ class ChatTemplate:
         add_generation_prompt: bool,
     ) -> str:
         """The template's text. Raises RequestError (`invalid_template`) with its own message."""
+        try:
+            return self._render(messages, tools, template_kwargs or {}, add_generation_prompt)
+        except _RENDER_ERRORS as error:
+            raise RequestError("invalid_template", _describe(error), "messages") from None
+
+    def probe(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool
+    ) -> str | None:
+        """The text of a few short messages, or None when the template refuses them.
+
+        Raises ModelFileError when even they take more than any template may use, or the template
+        calls itself without end.
+        """
+        try:
+            return self._render(messages, (), {}, add_generation_prompt)
+        except TemplateLimit as error:
+            raise self._error(f"unusable: {error} for a short conversation") from None
+        except RecursionError:
+            raise self._error("unusable: a macro calls itself without end") from None
+        except _RENDER_ERRORS:
+            return None
+
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        template_kwargs: Mapping[str, Any],
+        add_generation_prompt: bool,
+    ) -> str:
         context = {
             **self._variables,
-            **(template_kwargs or {}),
+            **template_kwargs,
             "messages": messages,
             "tools": tools or None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
-            "range": _bounded_range(),
         }
-        try:
-            return self._collect(context)
-        except _RENDER_ERRORS as error:
-            raise RequestError("invalid_template", _describe(error), "messages") from None
+        return render_bounded(self._template, context, TemplateBudget(size_of(context)))
 
-    def _collect(self, context: Mapping[str, Any]) -> str:
-        pieces: list[str] = []
-        num_characters = 0
-        for piece in self._template.generate(context):
-            num_characters += len(piece)
-            if num_characters > MAX_OUTPUT_CHARACTERS:
-                raise SecurityError(f"more than {MAX_OUTPUT_CHARACTERS} characters of output")
-            pieces.append(piece)
-        return "".join(pieces)
+    def _error(self, message: str, line: int | None = None) -> ModelFileError:
+        places = [] if self.path.suffix == ".jinja" else ["chat_template"]
+        places += [] if line is None else [f"line {line}"]
+        return ModelFileError(self.path, " ".join(places) or None, message)
 
 
 class _GenerationTag(Extension):
@@ -104,36 +137,14 @@ class _GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-class _BoundedSandbox(ImmutableSandboxedEnvironment):
-    """Refuses `*` and `**` whose result could fill the memory."""
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def call_binop(
-        self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any
-    ) -> Any:
-        if operator == "**":
-            if max(abs(left), abs(right)) > MAX_POWER_OPERAND:
-                raise SecurityError("power of too large a number")
-        elif _repeated_length(left, right) > MAX_OUTPUT_CHARACTERS:
-            raise SecurityError("repetition too long")
-        return super().call_binop(context, operator, left, right)
-
-
-def _repeated_length(left: Any, right: Any) -> int:
-    for sequence, count in ((left, right), (right, left)):
-        if isinstance(sequence, str | list | tuple) and isinstance(count, int):
-            return len(sequence) * count
-    return 0
-
-
 def _environment() -> jinja2.Environment:
-    environment = _BoundedSandbox(
+    environment = BoundedSandbox(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_GenerationTag, "jinja2.ext.loopcontrols"],
     )
     environment.filters["tojson"] = to_json
+    environment.bound_filters()
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
@@ -147,6 +158,8 @@ def to_json(
     sort_keys: bool = False,
 ) -> str:
     """Plain JSON: unlike Jinja's own filter it leaves <, >, & and ' as they are."""
+    if isinstance(indent, int) and indent > MAX_JSON_INDENT:
+        raise ValueError(f"tojson: an indent of {indent} is more than {MAX_JSON_INDENT}")
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -164,25 +177,10 @@ def _strftime_now(pattern: str) -> str:
     return datetime.now().strftime(pattern)
 
 
-def _bounded_range() -> Callable[..., range]:
-    """Jinja's own bound is a call's; nested loops need one for the whole render."""
-    steps_left = MAX_RANGE_STEPS
-
-    def bounded_range(*arguments: int) -> range:
-        nonlocal steps_left
-        result = range(*arguments)
-        steps_left -= len(result)
-        if steps_left < 0:
-            raise SecurityError(f"more than {MAX_RANGE_STEPS} loop steps")
-        return result
-
-    return bounded_range
-
-
 def _describe(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "the chat template nests too deeply for this conversation"
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = printable(" ".join(str(error).split())) or type(error).__name__
     if isinstance(error, jinja2.TemplateError) and not isinstance(error, jinja2.UndefinedError):
         return f"the chat template refuses this conversation: {text}"
     return f"the chat template fails on this conversation: {text}"

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ninfer.contract.errors import RequestError
 from ninfer.frontend.conversation import TemplateMessage
 from ninfer.frontend.template import ChatTemplate
 
@@ -46,6 +45,7 @@ class TemplateTraits:
 
 
 def probe_template(template: ChatTemplate) -> TemplateTraits:
+    """Raises ModelFileError when the template exceeds its bounds on a few words."""
     user_frame, lead = _user_frame(template)
     return TemplateTraits(
         places_late_system=_places_late_system(template),
@@ -60,15 +60,12 @@ def _message(role: str, content: str) -> TemplateMessage:
     return {"role": role, "content": content}
 
 
-def _try_render(template: ChatTemplate, messages: Sequence[TemplateMessage]) -> str | None:
-    try:
-        return template.render(messages, add_generation_prompt=False)
-    except RequestError:
-        return None
+def _probe(template: ChatTemplate, messages: Sequence[TemplateMessage]) -> str | None:
+    return template.probe(messages, add_generation_prompt=False)
 
 
 def _places_late_system(template: ChatTemplate) -> bool:
-    text = _try_render(
+    text = _probe(
         template,
         [
             _message("user", _FIRST),
@@ -86,17 +83,17 @@ def _places_late_system(template: ChatTemplate) -> bool:
 def _takes_no_user(template: ChatTemplate) -> bool:
     system, assistant = _message("system", _FIRST), _message("assistant", _SECOND)
     conversations = ([system], [assistant], [system, assistant])
-    return all(_try_render(template, messages) is not None for messages in conversations)
+    return all(_probe(template, messages) is not None for messages in conversations)
 
 
 def _takes_repeated_role(template: ChatTemplate) -> bool:
     once, twice = [_message("user", _FIRST)], [_message("user", _FIRST), _message("user", _SECOND)]
-    return _try_render(template, twice) is not None or _try_render(template, once) is None
+    return _probe(template, twice) is not None or _probe(template, once) is None
 
 
 def _user_frame(template: ChatTemplate) -> tuple[TurnFrame | None, str]:
     """The frame, and what the template writes before the first turn (a BOS mark, for example)."""
-    text = _try_render(template, [_message("user", _FIRST), _message("user", _SECOND)])
+    text = _probe(template, [_message("user", _FIRST), _message("user", _SECOND)])
     if text is None or _FIRST not in text or _SECOND not in text:
         return None, ""
     lead, _, rest = text.partition(_FIRST)
@@ -108,7 +105,7 @@ def _user_frame(template: ChatTemplate) -> tuple[TurnFrame | None, str]:
 
 
 def _system_frame(template: ChatTemplate, user_frame: TurnFrame, lead: str) -> TurnFrame | None:
-    text = _try_render(template, [_message("system", _FIRST), _message("user", _SECOND)])
+    text = _probe(template, [_message("system", _FIRST), _message("user", _SECOND)])
     if text is None or _FIRST not in text or _SECOND not in text:
         return None
     head, _, rest = text.partition(_FIRST)

@@ -13,6 +13,7 @@ import asyncio
 
 from aiohttp import web
 
+from ninfer.contract.errors import RequestError
 from ninfer.contract.model import ModelCard
 from ninfer.gateway import health, models_route, native, openai_chat
 from ninfer.gateway.connection import Connection
@@ -43,6 +44,10 @@ class Gateway:
     def attach(self, model: ServedModel) -> None:
         """The model is loaded and warm: from now on requests are served."""
         self.lifecycle.attach(model)
+
+    def refuse_method(self, path: str | None) -> RequestError:
+        """The error for a method that HTTP does not know, on a request path if that is known."""
+        return self._router.refusal(None if path is None else normalise_path(path))
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request. Raises only ConnectionError and CancelledError."""

@@ -8,15 +8,15 @@ from typing import Any, Final
 from ninfer.contract.chat import ChatPrompt, GenerationParams
 from ninfer.contract.errors import RequestError
 from ninfer.gateway.chat_messages import Conversation, parse_messages
-from ninfer.gateway.fields import Fields, invalid_value, missing, unsupported_parameter
+from ninfer.gateway.fields import Fields, invalid_value, missing
 from ninfer.gateway.generation_fields import (
     MAX_TOP_LOGPROBS,
     OPENAI_SPELLINGS,
     check_hints,
     parse_num_choices,
     parse_params,
-    refuse_constraints,
 )
+from ninfer.gateway.refused_fields import refuse, refuse_unsupported
 from ninfer.gateway.thinking import parse_enable_thinking, parse_hide_reasoning
 from ninfer.gateway.tool_fields import parse_tools
 
@@ -72,11 +72,10 @@ def parse_chat_request(fields: Fields, vocab_size: int) -> ChatRequest:
 def _chat_prompt(fields: Fields, conversation: Conversation) -> ChatPrompt:
     is_continued = fields.flag("continue_final_message") or conversation.is_prefill
     add_prompt = fields.boolean("add_generation_prompt")
-    path = fields.path_of("continue_final_message")
     if is_continued and add_prompt:
-        raise invalid_value(path, "excludes add_generation_prompt")
+        raise invalid_value(_continuing_path(fields), "excludes add_generation_prompt")
     if is_continued and conversation.messages[-1].role != "assistant":
-        raise invalid_value(path, "needs an assistant message at the end")
+        raise invalid_value(_continuing_path(fields), "needs an assistant message at the end")
     return ChatPrompt(
         messages=conversation.messages,
         tools=parse_tools(fields),
@@ -84,6 +83,14 @@ def _chat_prompt(fields: Fields, conversation: Conversation) -> ChatPrompt:
         add_generation_prompt=not is_continued and add_prompt is not False,
         continue_final_message=is_continued,
     )
+
+
+def _continuing_path(fields: Fields) -> str:
+    """The field that asks for the last message to be continued."""
+    if fields.flag("continue_final_message"):
+        return fields.path_of("continue_final_message")
+    *_, last = fields.children("messages")
+    return last.path_of("prefix" if last.get("prefix") is True else "partial")
 
 
 def _template_kwargs(fields: Fields) -> dict[str, Any]:
@@ -111,11 +118,13 @@ def _top_logprobs(fields: Fields) -> int | None:
 
 
 def _refuse_unsupported(fields: Fields) -> None:
-    refuse_constraints(fields)
+    refuse_unsupported(fields)
     _check_response_format(fields)
     for name in _HOSTED:
-        if fields.get(name) not in (None, {}, [], False):
-            raise unsupported_parameter(fields.path_of(name), "it needs a hosted service")
+        refuse(fields, name, ({}, [], False), "it needs a hosted service")
+    refuse(fields, "echo", (False,), "a chat answer has no prompt in it")
+    refuse(fields, "documents", ([],), "put them into messages")
+    refuse(fields, "chat_template", ("",), "the model's own template is used")
     modalities = fields.sequence("modalities")
     if modalities is not None and (not modalities or any(item != "text" for item in modalities)):
         raise RequestError(

@@ -1,4 +1,4 @@
-"""The engine requests behind one HTTP request, submitted together and read as one stream.
+"""The engine requests behind one HTTP request, read as one stream.
 
     async with Choices(engine, requests) as choices:
         async for index, event in choices: ...
@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Final, Self, TypeAlias
 
 from ninfer.contract.chat import GenerationParams
-from ninfer.contract.errors import InvariantError
+from ninfer.contract.errors import InvariantError, Unavailable
 from ninfer.contract.generation import (
     Admitted,
     Event,
@@ -33,6 +33,8 @@ from ninfer.gateway.lifecycle import ServedModel
 LiveEvent: TypeAlias = Admitted | Progress | Finished
 _MASK: Final = 2**64 - 1
 _QUEUE_EVENTS: Final = 64
+_PLACE_WAIT_S: Final = 0.1
+"""Longest time between two tries of a choice to get a place."""
 
 
 def build_requests(
@@ -68,8 +70,10 @@ def derive_seed(seed: int, index: int) -> int:
 class Choices:
     """Events of all choices in order of arrival; ends when each has finished.
 
-    The first `Failed` is raised as its error. One choice is read directly; several have a task
-    each that waits for their events.
+    At most `max_concurrency` of them are with the engine at once and the others follow as those
+    end, so that a batch leaves room for others and may be larger than the queue. The first
+    `Failed` is raised as its error. One choice is read directly; several have a task each that
+    waits for their events.
     """
 
     def __init__(self, engine: GenerationEngine, requests: Sequence[GenerationRequest]) -> None:
@@ -77,19 +81,25 @@ class Choices:
         self._requests = requests
         self._stack = AsyncExitStack()
         self._num_running = len(requests)
+        self._window = asyncio.Semaphore(engine.status().max_concurrency)
         self._single: AsyncIterator[Event] | None = None
         self._queue: asyncio.Queue[tuple[int, Event | Exception]] = asyncio.Queue(_QUEUE_EVENTS)
         self._pumps: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
-        """Submit; raises what `submit` raises, and then none of the requests is left running."""
+        """Check all and submit the first; raises what `submit` raises, and then none of the
+        requests is left running."""
+        for request in self._requests:
+            self._engine.check(request)
         async with AsyncExitStack() as stack:
-            handles = [
-                await stack.enter_async_context(self._engine.submit(request))
-                for request in self._requests
-            ]
+            handles: list[RequestHandle | None] = [None] * len(self._requests)
+            for index, request in enumerate(self._requests):
+                if self._window.locked():
+                    break
+                await self._window.acquire()
+                handles[index] = await stack.enter_async_context(self._engine.submit(request))
             self._stack = stack.pop_all()
-        if len(handles) == 1:
+        if len(handles) == 1 and handles[0] is not None:
             self._single = aiter(handles[0])
         else:
             self._pumps = [
@@ -131,16 +141,37 @@ class Choices:
             raise event
         return index, event
 
-    async def _pump(self, index: int, handle: RequestHandle) -> None:
-        events = aiter(handle)
+    async def _pump(self, index: int, handle: RequestHandle | None) -> None:
         try:
-            while True:
-                event = await _take(events)
-                await self._queue.put((index, event))
-                if isinstance(event, Finished | Failed):
-                    return
+            if handle is None:
+                await self._window.acquire()
+                handle = await self._submit_late(self._requests[index])
+            async with handle:
+                await self._pass_on(index, handle)
+            self._window.release()
         except Exception as error:  # noqa: BLE001  the top of a task: its reader raises it
             await self._queue.put((index, error))
+
+    async def _pass_on(self, index: int, handle: RequestHandle) -> None:
+        events = aiter(handle)
+        while True:
+            event = await _take(events)
+            await self._queue.put((index, event))
+            if isinstance(event, Finished | Failed):
+                return
+
+    async def _submit_late(self, request: GenerationRequest) -> RequestHandle:
+        """Submit, and wait for a place when others have taken it meanwhile."""
+        while True:
+            try:
+                return self._engine.submit(request)
+            except Unavailable as error:
+                if error.code != "server_overloaded" or self._is_late(request):
+                    raise
+                await asyncio.sleep(min(error.retry_after_s or _PLACE_WAIT_S, _PLACE_WAIT_S))
+
+    def _is_late(self, request: GenerationRequest) -> bool:
+        return request.deadline_s is not None and self._engine.now() >= request.deadline_s
 
 
 async def _take(events: AsyncIterator[Event]) -> Event:

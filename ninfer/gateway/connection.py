@@ -2,19 +2,27 @@
 
 aiohttp's own keep-alive timer ends idle connections but would give a trickling header block as
 long as an idle one; here a started request has its own, shorter deadline.
+
+A client that shuts its sending side looks the same as one that has left, so a request with a body
+is cancelled then, as other servers of models do: nobody may be there to read what it would cost.
+Answers that need no body (health, models, errors) are still sent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import socket
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
 
 import orjson
 from aiohttp import web
+from aiohttp.http_exceptions import BadHttpMessage, BadHttpMethod, LineTooLong
 
 from ninfer.contract.errors import RequestError, Unavailable
+from ninfer.gateway.answer_headers import answer_headers
 from ninfer.gateway.errors import describe_error
 from ninfer.gateway.limits import GatewayLimits
 from ninfer.gateway.request_ids import new_id
@@ -24,15 +32,38 @@ _KEEPALIVE_IDLE_S: Final = 10
 _KEEPALIVE_INTERVAL_S: Final = 5
 _KEEPALIVE_PROBES: Final = 3
 _LINGERING_S: Final = 2.0
+_MAX_TARGET_BYTES: Final = 8_190
+_MAX_HEADER_BYTES: Final = 16_380
+"""Name and value of one header. Unlike the limit of the request line, which tells their errors
+apart."""
+_REQUEST_LINE: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+(?: (\S+) HTTP/1\.[01]\r?\n|\Z)")
+"""A method and its target, or the beginning of a method that came alone."""
+MethodRefusal: TypeAlias = Callable[[str | None], RequestError]
 
 
 class Connection(web.RequestHandler):
-    """A client connection. `begin_request` and `end_request` bracket every request on it."""
+    """A client connection. `begin_request` and `end_request` bracket every request on it.
 
-    __slots__ = ("_gateway_limits", "_header_timer", "_is_serving")
+    refuse_method   the error for a method that HTTP does not know, given the path if it is known
+    """
+
+    __slots__ = (
+        "_gateway_limits",
+        "_has_half_closed",
+        "_head",
+        "_header_timer",
+        "_is_serving",
+        "_needs_client",
+        "_num_answered",
+        "_refuse_method",
+    )
 
     def __init__(
-        self, server: web.Server, loop: asyncio.AbstractEventLoop, limits: GatewayLimits
+        self,
+        server: web.Server,
+        loop: asyncio.AbstractEventLoop,
+        limits: GatewayLimits,
+        refuse_method: MethodRefusal,
     ) -> None:
         super().__init__(
             server,
@@ -42,8 +73,15 @@ class Connection(web.RequestHandler):
             access_log=None,  # type: ignore[arg-type]  # None switches it off
             lingering_time=_LINGERING_S,
             logger=_logger,
+            max_line_size=_MAX_TARGET_BYTES,
+            max_field_size=_MAX_HEADER_BYTES,
         )
         self._gateway_limits = limits
+        self._refuse_method = refuse_method
+        self._head = b""
+        self._has_half_closed = False
+        self._needs_client = False
+        self._num_answered = 0
         self._header_timer: asyncio.TimerHandle | None = None
         self._is_serving = False
 
@@ -59,14 +97,32 @@ class Connection(web.RequestHandler):
     def data_received(self, data: bytes) -> None:
         if data and not self._is_serving and self._header_timer is None:
             self._start_header_timer()
+        if not self._is_serving:
+            self._head = data[:_MAX_TARGET_BYTES]
         super().data_received(data)
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's own: keep it open?
+        self._has_half_closed = True
+        return not self._needs_client and self._num_answered < self._request_count
 
     def begin_request(self) -> None:
         self._is_serving = True
+        self._head = b""
         self._stop_header_timer()
+
+    def need_client(self) -> None:
+        """The rest of this request is only worth while if the client is there. Raises
+        ConnectionError when it has left."""
+        self._needs_client = True
+        if self._has_half_closed:
+            raise ConnectionResetError("the client closed its side")
 
     def end_request(self) -> None:
         self._is_serving = False
+        self._needs_client = False
+        self._num_answered += 1
+        if self._has_half_closed and self._num_answered >= self._request_count:
+            self.close()
 
     def handle_error(
         self,
@@ -76,23 +132,37 @@ class Connection(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """Answer for what never reached the gateway: text that is not HTTP."""
+        if isinstance(exc, ConnectionError):
+            raise exc  # nobody is there to answer
         if status == 500:
             _logger.error("request failed outside its handler: %s", type(exc).__name__)
             error: BaseException = exc or RuntimeError()
         else:
-            error = RequestError("invalid_http", "The request is not valid HTTP.")
+            error = self._parse_error(exc)
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has already begun")
         answer = describe_error(error)
-        request_id = new_id("req_")
         response = web.Response(
             status=answer.status,
             body=orjson.dumps(answer.body),
             content_type="application/json",
-            headers={"x-request-id": request_id, "request-id": request_id},
+            headers={**answer.headers, **answer_headers(new_id("req_"))},
         )
         response.force_close()
         return response
+
+    def _parse_error(self, exc: BaseException | None) -> RequestError:
+        if isinstance(exc, LineTooLong):
+            if exc.args[1] == _MAX_TARGET_BYTES:
+                return RequestError("uri_too_long", "The request line is too long.")
+            return RequestError("headers_too_large", "A header is too long.")
+        if isinstance(exc, BadHttpMessage) and exc.message.startswith("Too many headers"):
+            return RequestError("headers_too_large", "There are too many headers.")
+        if isinstance(exc, BadHttpMethod) and (line := _REQUEST_LINE.match(self._head)):
+            target = line.group(1)
+            path = None if target is None else target.decode("latin-1").partition("?")[0]
+            return self._refuse_method(path)
+        return RequestError("invalid_http", "The request is not valid HTTP.")
 
     def _start_header_timer(self) -> None:
         self._header_timer = self._loop.call_later(
@@ -127,28 +197,29 @@ class RefusedConnection(asyncio.Protocol):
 class ConnectionFactory:
     """Makes the protocol of each accepted connection."""
 
-    def __init__(self, server: web.Server, limits: GatewayLimits) -> None:
+    def __init__(
+        self, server: web.Server, limits: GatewayLimits, refuse_method: MethodRefusal
+    ) -> None:
         self._server = server
         self._limits = limits
+        self._refuse_method = refuse_method
         self._loop = asyncio.get_running_loop()
 
     def __call__(self) -> asyncio.Protocol:
         if len(self._server.connections) >= self._limits.max_connections:
             return RefusedConnection()
-        return Connection(self._server, self._loop, self._limits)
+        return Connection(self._server, self._loop, self._limits, self._refuse_method)
 
 
 def _raw_answer(error: Exception) -> bytes:
     """A whole HTTP response for a connection that has no request to answer yet."""
     answer = describe_error(error)
     body = orjson.dumps(answer.body)
-    request_id = new_id("req_")
     headers = {
         "Content-Type": "application/json",
         "Content-Length": str(len(body)),
         "Connection": "close",
-        "x-request-id": request_id,
-        "request-id": request_id,
+        **answer_headers(new_id("req_")),
         **answer.headers,
     }
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())

@@ -53,10 +53,12 @@ ERROR_RULES: Final[Mapping[str, ErrorRule]] = {
     # Raised by the gateway itself.
     "invalid_http": _BAD_REQUEST,
     "invalid_request_encoding": _BAD_REQUEST,
+    "headers_too_large": ErrorRule(431, "invalid_request_error"),
     "method_not_allowed": ErrorRule(405, "invalid_request_error"),
     "not_found": ErrorRule(404, "invalid_request_error"),
     "request_timeout": ErrorRule(408, "invalid_request_error"),
     "request_too_large": ErrorRule(413, "invalid_request_error"),
+    "uri_too_long": ErrorRule(414, "invalid_request_error"),
     "unsupported_content_encoding": ErrorRule(415, "invalid_request_error"),
     "unsupported_media_type": ErrorRule(415, "invalid_request_error"),
     # Not the client's fault.
@@ -76,6 +78,7 @@ ERROR_RULES: Final[Mapping[str, ErrorRule]] = {
     "internal_error": _INTERNAL,
     "invalid_model_file": _INTERNAL,
     "invalid_option": _INTERNAL,
+    "output_error": _INTERNAL,
     "non_finite_logits": ErrorRule(
         500,
         "server_error",
@@ -123,17 +126,6 @@ def describe_error(error: BaseException) -> ErrorAnswer:
         }
     }
     return ErrorAnswer(rule.status, body, _headers(error, rule))
-
-
-def context_length_error(num_tokens: int, max_context: int, param: str) -> RequestError:
-    """Worded for every client that recognises an overflow by its text."""
-    return RequestError(
-        "context_length_exceeded",
-        f"This model's maximum context length is {max_context} tokens. However, your request has"
-        f" {num_tokens} prompt tokens (prompt is too long: {num_tokens} tokens > {max_context}"
-        " maximum). Please reduce the length of the messages. [context_length_exceeded]",
-        param,
-    )
 
 
 def _headers(error: BaseException, rule: ErrorRule) -> dict[str, str]:

@@ -17,7 +17,9 @@ import orjson
 from aiohttp import web
 
 from ninfer.contract.errors import NInferError, RequestError
+from ninfer.gateway.answer_headers import answer_headers
 from ninfer.gateway.body import read_json_body
+from ninfer.gateway.connection import Connection
 from ninfer.gateway.counters import GatewayCounters
 from ninfer.gateway.errors import describe_error, is_expected
 from ninfer.gateway.fields import Fields
@@ -67,6 +69,9 @@ class Exchange:
 
     async def read(self, parse: Callable[[Fields], T]) -> T:
         """The body, checked by `parse` (a pure function: it may run in a thread)."""
+        connection = self.request.protocol
+        if isinstance(connection, Connection):
+            connection.need_client()
         body = await read_json_body(self.request, self.limits, parse)
         self.counters.surrogates_replaced += body.surrogates_replaced
         return body.value
@@ -78,7 +83,7 @@ class Exchange:
             status=status,
             body=orjson.dumps(payload),
             content_type="application/json",
-            headers={**(headers or {}), **self._id_headers()},
+            headers={**(headers or {}), **self._headers()},
         )
 
     def error(self, error: Exception) -> web.Response:
@@ -95,7 +100,7 @@ class Exchange:
     async def stream(self) -> AsyncIterator[EventStream]:
         """An event stream: begun on entry, completed on exit. An error inside is sent as its last
         event, without a closing mark, and does not leave the block."""
-        async with EventStream(self.request, self._id_headers(), self.limits) as stream:
+        async with EventStream(self.request, self._headers(), self.limits) as stream:
             try:
                 yield stream
             except ConnectionError:
@@ -117,8 +122,8 @@ class Exchange:
                 transport.abort()
             raise ConnectionError("the client did not take the answer") from None
 
-    def _id_headers(self) -> dict[str, str]:
-        return {"x-request-id": self.request_id, "request-id": self.request_id}
+    def _headers(self) -> dict[str, str]:
+        return answer_headers(self.request_id)
 
     def _report(self, error: Exception) -> None:
         """Log without the texts of foreign exceptions: they may quote the prompt."""

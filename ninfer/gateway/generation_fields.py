@@ -14,7 +14,6 @@ from ninfer.gateway.fields import (
     as_string,
     invalid_type,
     invalid_value,
-    unsupported_parameter,
 )
 
 MAX_CHOICES: Final = 16
@@ -25,19 +24,6 @@ MAX_STOP_TOKEN_IDS: Final = 1024
 MAX_BIASES: Final = 1024
 MAX_TIMEOUT_S: Final = 86_400.0
 _MAX_SALT_CHARACTERS: Final = 1024
-
-_CONSTRAINTS: Final = (
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "structured_outputs",
-    "json_schema",
-    "regex",
-    "ebnf",
-    "grammar",
-    "structural_tag",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,13 +104,6 @@ def check_hints(fields: Fields) -> None:
         raise invalid_value(
             fields.path_of("cache_salt"), f"must have 1 to {_MAX_SALT_CHARACTERS} characters"
         )
-
-
-def refuse_constraints(fields: Fields) -> None:
-    """Structured output changes what may be said, so it is never silently dropped."""
-    for name in _CONSTRAINTS:
-        if fields.get(name) not in (None, "", False):
-            raise unsupported_parameter(fields.path_of(name), "structured output is not available")
 
 
 def _integer_of(fields: Fields, names: Sequence[str]) -> int | None:

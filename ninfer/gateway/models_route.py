@@ -28,6 +28,8 @@ async def get_model(exchange: Exchange) -> web.StreamResponse:
 
 def _entry(exchange: Exchange) -> dict[str, Any]:
     card = exchange.lifecycle.card
+    # One token of the context is always the other side's: of the answer, of the prompt.
+    most_tokens = card.max_context - 1
     created_at = datetime.fromtimestamp(card.created_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "id": exchange.served_name,
@@ -40,6 +42,6 @@ def _entry(exchange: Exchange) -> dict[str, Any]:
         "display_name": exchange.served_name,
         "created_at": created_at,
         "lifecycle": "active",
-        "max_input_tokens": card.max_context,
-        "max_tokens": card.max_context,
+        "max_input_tokens": most_tokens,
+        "max_tokens": most_tokens,
     }

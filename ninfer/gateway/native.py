@@ -27,9 +27,7 @@ from ninfer.gateway.answer_parts import (
     timings_object,
 )
 from ninfer.gateway.choices import Choices, LiveEvent, build_requests
-from ninfer.gateway.errors import context_length_error
 from ninfer.gateway.exchange import Exchange
-from ninfer.gateway.lifecycle import ServedModel
 from ninfer.gateway.native_request import NativePrompt, NativeRequest, parse_native_request
 from ninfer.gateway.request_ids import new_id
 from ninfer.gateway.sse import DONE_FRAME, data_frame
@@ -40,14 +38,15 @@ async def generate(exchange: Exchange) -> web.StreamResponse:
     model = exchange.lifecycle.require_model()
     vocab_size = model.frontend.vocab_size
     request = await exchange.read(lambda fields: parse_native_request(fields, vocab_size))
+    # All are prepared before the first is submitted: a bad one costs the others nothing.
+    prepared = [await _prepare(model.frontend, prompt) for prompt in request.prompts]
     requests: list[GenerationRequest] = []
     outputs: list[NativeOutput] = []
-    for prompt, given_id in zip(request.prompts, request.ids, strict=True):
-        prepared = await _prepare(model, prompt, request.prompt_field)
+    for prompt, tokens in zip(request.prompts, prepared, strict=True):
         engine_id = new_id("gen-")
-        requests += build_requests(model, engine_id, prepared, request.params, request.num_choices)
+        requests += build_requests(model, engine_id, tokens, prompt.params, request.num_choices)
         outputs += [
-            NativeOutput(given_id or engine_id, request, model.frontend)
+            NativeOutput(prompt.answer_id or engine_id, request, model.frontend)
             for _ in range(request.num_choices)
         ]
     async with Choices(model.engine, requests) as choices:
@@ -56,15 +55,10 @@ async def generate(exchange: Exchange) -> web.StreamResponse:
         return await _collect(exchange, request, outputs, choices)
 
 
-async def _prepare(model: ServedModel, prompt: NativePrompt, name: str) -> PreparedPrompt:
-    if isinstance(prompt, str):
-        prepared = await model.frontend.prepare_text(prompt)
-    else:
-        prepared = model.frontend.prepare_ids(prompt)
-    max_context = model.engine.max_context
-    if prepared.num_tokens > max_context:
-        raise context_length_error(prepared.num_tokens, max_context, name)
-    return prepared
+async def _prepare(frontend: Frontend, prompt: NativePrompt) -> PreparedPrompt:
+    if isinstance(prompt.value, str):
+        return await frontend.prepare_text(prompt.value, prompt.path)
+    return frontend.prepare_ids(prompt.value, prompt.path)
 
 
 async def _collect(
@@ -125,7 +119,7 @@ class NativeOutput:
     def __init__(self, answer_id: str, request: NativeRequest, frontend: Frontend) -> None:
         self._answer_id = answer_id
         self._frontend = frontend
-        self._wants_logprobs = request.params.top_logprobs is not None
+        self._wants_logprobs = request.wants_logprobs
         self._wants_text = request.text_in_logprobs
         self._start_s = asyncio.get_running_loop().time()
         self._pieces = _Pieces()

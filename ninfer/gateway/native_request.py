@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from ninfer.contract.chat import GenerationParams
 from ninfer.gateway.fields import (
     Fields,
     as_integer,
+    as_object,
     as_string,
     invalid_type,
     invalid_value,
@@ -22,66 +23,130 @@ from ninfer.gateway.generation_fields import (
     check_hints,
     parse_num_choices,
     parse_params,
-    refuse_constraints,
 )
+from ninfer.gateway.refused_fields import refuse, refuse_unsupported
 
 MAX_PROMPTS: Final = 128
 _MEDIA: Final = ("image_data", "video_data", "audio_data", "input_embeds")
-NativePrompt: TypeAlias = str | tuple[int, ...]
-"""Raw text, or token ids as they are."""
+_SAMPLING_FIELDS: Final = (
+    *NATIVE_SPELLINGS.max_tokens,
+    *NATIVE_SPELLINGS.min_tokens,
+    *NATIVE_SPELLINGS.seed,
+    *NATIVE_SPELLINGS.include_stop_string,
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "repeat_penalty",
+    "logit_bias",
+    "n",
+    "best_of",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "skip_special_tokens",
+    "timeout_s",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativePrompt:
+    """One prompt of a request: raw text, or token ids as they are.
+
+    path        the field it came in: `text`, `input_ids`, or an entry of such a list
+    answer_id   the client's own id for its answer, or None
+    """
+
+    value: str | tuple[int, ...]
+    path: str
+    answer_id: str | None
+    params: GenerationParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeRequest:
-    """`prompt_field` is "text" or "input_ids"; `ids` has one answer id a prompt, or None each.
+    """Prompts and what their answers have in common.
 
     is_batch         prompts came as a list, so the answer is one
+    num_choices      of each prompt
     incremental      stream frames carry only what is new
+    wants_logprobs   answers carry logprob triples
     text_in_logprobs logprob triples carry the token's text
     """
 
     prompts: tuple[NativePrompt, ...]
-    prompt_field: str
-    ids: tuple[str | None, ...]
     is_batch: bool
-    params: GenerationParams
     num_choices: int
     stream: bool
     incremental: bool
+    wants_logprobs: bool
     text_in_logprobs: bool
 
 
 def parse_native_request(fields: Fields, vocab_size: int) -> NativeRequest:
     """Raises RequestError."""
     _refuse_unsupported(fields)
-    prompt_field = _prompt_field(fields)
-    value = fields.get(prompt_field)
-    path = fields.path_of(prompt_field)
-    prompts: tuple[NativePrompt, ...]
-    if prompt_field == "text":
-        prompts, is_batch = _texts(value, path)
-    else:
-        prompts, is_batch = _id_lists(value, path, vocab_size)
-    sampling = fields.child("sampling_params") or Fields({}, fields.path_of("sampling_params"))
-    refuse_constraints(sampling)
     check_hints(fields)
+    path = _prompt_field(fields)
+    values, is_batch = _prompt_values(fields.get(path), path, vocab_size)
+    samplings = _samplings(fields, len(values))
+    ids = _ids(fields, len(values), is_batch)
+    top_logprobs = _top_logprobs(fields)
+    prompts = tuple(
+        NativePrompt(
+            value=value,
+            path=f"{path}[{index}]" if is_batch else path,
+            answer_id=ids[index],
+            params=_params(samplings[index], vocab_size, top_logprobs),
+        )
+        for index, value in enumerate(values)
+    )
     return NativeRequest(
         prompts=prompts,
-        prompt_field=prompt_field,
-        ids=_ids(fields, len(prompts), is_batch),
         is_batch=is_batch,
-        params=parse_params(
-            sampling,
-            NATIVE_SPELLINGS,
-            vocab_size,
-            top_logprobs=_top_logprobs(fields),
-            split_reasoning=False,
-        ),
-        num_choices=parse_num_choices(sampling),
+        num_choices=_num_choices(samplings),
         stream=fields.flag("stream"),
         incremental=fields.flag("incremental"),
+        wants_logprobs=top_logprobs is not None,
         text_in_logprobs=fields.flag("return_text_in_logprobs"),
     )
+
+
+def _samplings(fields: Fields, num_prompts: int) -> list[Fields]:
+    """The sampling_params of every prompt: one object for all, or a list with one for each."""
+    value = fields.get("sampling_params")
+    path = fields.path_of("sampling_params")
+    if not isinstance(value, list):
+        return [Fields({}, path) if value is None else as_object(value, path)] * num_prompts
+    if len(value) != num_prompts:
+        raise invalid_value(path, "must have one object for each prompt")
+    paths = [f"{path}[{index}]" for index in range(num_prompts)]
+    return [
+        Fields({}, own_path) if item is None else as_object(item, own_path)
+        for item, own_path in zip(value, paths, strict=True)
+    ]
+
+
+def _params(sampling: Fields, vocab_size: int, top_logprobs: int | None) -> GenerationParams:
+    refuse_unsupported(sampling)
+    return parse_params(
+        sampling,
+        NATIVE_SPELLINGS,
+        vocab_size,
+        top_logprobs=top_logprobs,
+        split_reasoning=False,
+    )
+
+
+def _num_choices(samplings: Sequence[Fields]) -> int:
+    counts = [parse_num_choices(sampling) for sampling in samplings]
+    for sampling, count in zip(samplings, counts, strict=True):
+        if count != counts[0]:
+            raise invalid_value(sampling.path_of("n"), "must be the same for all prompts")
+    return counts[0]
 
 
 def _prompt_field(fields: Fields) -> str:
@@ -91,6 +156,15 @@ def _prompt_field(fields: Fields) -> str:
     if len(given) > 1:
         raise invalid_value(fields.path_of("input_ids"), "excludes text")
     return given[0]
+
+
+def _prompt_values(
+    value: object, path: str, vocab_size: int
+) -> tuple[Sequence[str | tuple[int, ...]], bool]:
+    """The prompts, and whether they came as a list of prompts."""
+    if path == "text":
+        return _texts(value, path)
+    return _id_lists(value, path, vocab_size)
 
 
 def _texts(value: object, path: str) -> tuple[tuple[str, ...], bool]:
@@ -151,6 +225,8 @@ def _ids(fields: Fields, num_prompts: int, is_batch: bool) -> tuple[str | None, 
 def _top_logprobs(fields: Fields) -> int | None:
     wanted = fields.flag("return_logprob")
     count = fields.integer("top_logprobs_num", 0, MAX_TOP_LOGPROBS) or 0
+    if count and not wanted:
+        raise invalid_value(fields.path_of("top_logprobs_num"), "needs return_logprob to be true")
     start = fields.integer("logprob_start_len", -1)
     if wanted and start is not None and start >= 0:
         raise unsupported_value(
@@ -160,7 +236,9 @@ def _top_logprobs(fields: Fields) -> int | None:
 
 
 def _refuse_unsupported(fields: Fields) -> None:
-    refuse_constraints(fields)
+    refuse_unsupported(fields)
     for name in _MEDIA:
         if fields.get(name) not in (None, "", []):
             raise unsupported_value(fields.path_of(name), "this model takes text alone")
+    for name in _SAMPLING_FIELDS:
+        refuse(fields, name, (), "it belongs into sampling_params")

@@ -32,18 +32,20 @@ class Router:
 
         Raises RequestError `not_found` and RoutingError `method_not_allowed`.
         """
-        methods = self._methods_of(path)
-        if methods is None:
-            raise _not_found(path)
+        methods = self._methods_of(path) or {}
         handler = methods.get("GET" if method == "HEAD" else method)
         if handler is None:
-            allowed = [*methods, "HEAD"] if "GET" in methods else list(methods)
-            raise RoutingError(
-                "method_not_allowed",
-                f"This path does not take {method}; allowed: {', '.join(allowed)}.",
-                {"Allow": ", ".join(allowed)},
-            )
+            raise self.refusal(path)
         return handler
+
+    def refusal(self, path: str | None) -> RequestError:
+        """What a method that the path does not take is told: `method_not_allowed`, or `not_found`
+        for a path that nothing stands at. None: the path is not known."""
+        if path is None:
+            every = [*self._exact.values(), *self._prefixes.values()]
+            return _not_allowed(sorted({method for methods in every for method in methods}))
+        methods = self._methods_of(path)
+        return _not_found(path) if methods is None else _not_allowed(list(methods))
 
     def _methods_of(self, path: str) -> Methods | None:
         if path in self._exact:
@@ -52,6 +54,15 @@ class Router:
             if path.startswith(prefix) and len(path) > len(prefix):
                 return methods
         return None
+
+
+def _not_allowed(methods: list[str]) -> RoutingError:
+    allowed = ", ".join([*methods, "HEAD"] if "GET" in methods else methods)
+    return RoutingError(
+        "method_not_allowed",
+        f"This method is not allowed here; allowed: {allowed}.",
+        {"Allow": allowed},
+    )
 
 
 def _not_found(path: str) -> RequestError:

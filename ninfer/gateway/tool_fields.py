@@ -21,6 +21,7 @@ from ninfer.gateway.fields import (
 MAX_TOOLS: Final = 512
 _NAME: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _CHOICES: Final = ("none", "auto", "required", "any")
+_CHOICE_FIELDS: Final = ("tool_choice", "function_call")
 _FREE_FORM: Final[Mapping[str, Any]] = {
     "type": "object",
     "properties": {"input": {"type": "string"}},
@@ -33,25 +34,23 @@ def parse_tools(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     fields.boolean("parallel_tool_calls")
     tools = [tool for entry in fields.children("tools") if (tool := _tool(entry)) is not None]
     tools += [_wrap(_function(entry)) for entry in fields.children("functions")]
+    path = fields.path_of(fields.first_of(("tools", "functions")) or "tools")
     if len(tools) > MAX_TOOLS:
-        raise invalid_value(fields.path_of("tools"), f"must have at most {MAX_TOOLS} entries")
-    _check_unique(fields, tools)
-    choice = _choice(fields)
+        raise invalid_value(path, f"must have at most {MAX_TOOLS} entries")
+    _check_unique(tools, path)
+    choice_name = fields.first_of(_CHOICE_FIELDS) or "tool_choice"
+    choice = _choice(fields, choice_name)
     if not tools and choice in ("required", "any", "named"):
-        raise invalid_value(fields.path_of("tool_choice"), "needs tools to choose from")
+        raise invalid_value(fields.path_of(choice_name), "needs tools to choose from")
     if tools and choice != "none":
-        name = "tools" if fields.has("tools") else "functions"
-        raise unsupported_parameter(
-            fields.path_of(name), "tool calls are only possible with tool_choice none"
-        )
+        raise unsupported_parameter(path, "tool calls are only possible with tool_choice none")
     return tuple(tools)
 
 
-def _choice(fields: Fields) -> str:
-    name = fields.first_of(("tool_choice", "function_call"))
-    if name is None:
-        return "auto"
+def _choice(fields: Fields, name: str) -> str:
     value = fields.get(name)
+    if value is None:
+        return "auto"
     if isinstance(value, dict):
         return "named"
     if not isinstance(value, str):
@@ -107,10 +106,10 @@ def _name(function: Fields) -> str:
     return name
 
 
-def _check_unique(fields: Fields, tools: list[Mapping[str, Any]]) -> None:
+def _check_unique(tools: list[Mapping[str, Any]], path: str) -> None:
     seen: set[str] = set()
     for tool in tools:
         name = tool["function"]["name"]
         if name in seen:
-            raise invalid_value(fields.path_of("tools"), "must have unique names")
+            raise invalid_value(path, "must have unique names")
         seen.add(name)

@@ -1,7 +1,8 @@
 // attention_prepare: q and k normalised and rotated, q to its tensor, k and v into the KV pages.
 //
 // Contract: ninfer/ops/attention_prepare.py. Entries attention_prepare_<kv dtype>_<head_dim>: one
-// warp a head of a column, D / 32 numbers a lane; a column depends on itself alone. The rotation
+// warp a head of a column, D / 32 numbers a lane (heads of 32 as 64, the upper half zeros); a column
+// depends on itself alone. The rotation
 // exchanges numbers through shared memory, as rotary_dim need not fit the lanes. Angles are f32 and
 // reduced by 2 pi in two exact steps, so that the fast sine and cosine serve any position.
 // Bytes: qkv once in, q, keys and values once out.
@@ -27,7 +28,7 @@ struct AttentionPrepareParams {
   const int* ordinals;         // [T], negative: a column of padding
   const int* column_rows;      // [T]
   const int* page_tables;      // [R, max_pages]
-  u16* q;                      // [T, H, D] bf16
+  u16* q;                      // [T, H, stored D] bf16
   u8* pages;                   // one layer's
   u8* scales;                  // one layer's, null for bf16
   int tokens, heads, kv_heads, qkv_stride, has_gate, half, max_pages;
@@ -94,13 +95,13 @@ __device__ __forceinline__ u32 int8_code(float value) {
   return static_cast<u32>(__float2int_rn(fminf(fmaxf(value, -kInt8Max), kInt8Max))) & 0xff;
 }
 
-// x = x / sqrt(mean(x^2) + eps) * (offset + gain) over the warp's head.
-template <int kCount>
+// x = x / sqrt(mean(x^2) + eps) * (offset + gain) over the kHeadDim numbers of the warp's head.
+template <int kHeadDim, int kCount>
 __device__ __forceinline__ void normalise(float (&x)[kCount], const float (&gain)[kCount], float eps, float offset) {
   float sum = 0.f;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) sum += x[i] * x[i];
-  const float scale = 1.f / sqrtf(warp_sum(sum) / (32 * kCount) + eps);
+  const float scale = 1.f / sqrtf(warp_sum(sum) / kHeadDim + eps);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) x[i] = x[i] * scale * (offset + gain[i]);
 }
@@ -187,9 +188,11 @@ __device__ __forceinline__ void write_page(const AttentionPrepareParams& p, u64 
   }
 }
 
-template <KvFormat kFormat, int kDim>
+// Heads of kHeadDim numbers in places of kDim, zeros behind them.
+template <KvFormat kFormat, int kDim, int kHeadDim = kDim>
 __device__ __forceinline__ void attention_prepare(const AttentionPrepareParams& p) {
   constexpr int kCount = kDim / 32;
+  static_assert(kHeadDim % kCount == 0, "a lane's numbers are all of the head or all behind it");
   __shared__ float heads[kWarps][kDim];
   allow_next_kernel();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -197,16 +200,17 @@ __device__ __forceinline__ void attention_prepare(const AttentionPrepareParams& 
   const int task = blockIdx.x * kWarps + warp;
   const int t = task / per_column, slot = task - t * per_column;
   const bool is_query = slot < p.heads, is_value = slot >= p.heads + p.kv_heads;
-  float gain[kCount];
-  load_numbers<kCount>((is_query ? p.q_norm : p.k_norm) + lane * kCount, gain);
+  const bool is_real = kHeadDim == kDim || lane * kCount < kHeadDim;
+  float gain[kCount] = {};
+  if (is_real) load_numbers<kCount>((is_query ? p.q_norm : p.k_norm) + lane * kCount, gain);
   const Frequencies<kCount> lanes = load_frequencies<kCount>(p, lane);
   wait_for_previous_kernel();
   if (t >= p.tokens) return;
   const int ordinal = __ldcg(p.ordinals + t), row = __ldcg(p.column_rows + t);
-  const int width = p.has_gate ? 2 * kDim : kDim;
-  const int first = is_query ? slot * width : p.heads * width + (slot - p.heads) * kDim;
-  float x[kCount];
-  load_numbers<kCount>(p.qkv + static_cast<u64>(t) * p.qkv_stride + first + lane * kCount, x);
+  const int width = p.has_gate ? 2 * kHeadDim : kHeadDim;
+  const int first = is_query ? slot * width : p.heads * width + (slot - p.heads) * kHeadDim;
+  float x[kCount] = {};
+  if (is_real) load_numbers<kCount>(p.qkv + static_cast<u64>(t) * p.qkv_stride + first + lane * kCount, x);
   int positions[kCount];
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
@@ -217,7 +221,7 @@ __device__ __forceinline__ void attention_prepare(const AttentionPrepareParams& 
     page = __ldcg(p.page_tables + static_cast<u64>(row) * p.max_pages + ordinal / kPageTokens);
   }
   if (!is_value) {
-    normalise<kCount>(x, gain, p.eps, p.norm_offset);
+    normalise<kHeadDim>(x, gain, p.eps, p.norm_offset);
     rotate<kCount>(p, lanes, positions, lane, heads[warp], x);
   }
   if (is_query) {
@@ -234,6 +238,9 @@ __device__ __forceinline__ void attention_prepare(const AttentionPrepareParams& 
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(256)
+attention_prepare_bf16_32(const AttentionPrepareParams p) { attention_prepare<KvFormat::kBf16, 64, 32>(p); }
+
+extern "C" __global__ void __launch_bounds__(256)
 attention_prepare_bf16_64(const AttentionPrepareParams p) { attention_prepare<KvFormat::kBf16, 64>(p); }
 
 extern "C" __global__ void __launch_bounds__(256)
@@ -243,6 +250,9 @@ extern "C" __global__ void __launch_bounds__(256)
 attention_prepare_bf16_256(const AttentionPrepareParams p) { attention_prepare<KvFormat::kBf16, 256>(p); }
 
 extern "C" __global__ void __launch_bounds__(256)
+attention_prepare_fp8_32(const AttentionPrepareParams p) { attention_prepare<KvFormat::kFp8, 64, 32>(p); }
+
+extern "C" __global__ void __launch_bounds__(256)
 attention_prepare_fp8_64(const AttentionPrepareParams p) { attention_prepare<KvFormat::kFp8, 64>(p); }
 
 extern "C" __global__ void __launch_bounds__(256)
@@ -250,6 +260,9 @@ attention_prepare_fp8_128(const AttentionPrepareParams p) { attention_prepare<Kv
 
 extern "C" __global__ void __launch_bounds__(256)
 attention_prepare_fp8_256(const AttentionPrepareParams p) { attention_prepare<KvFormat::kFp8, 256>(p); }
+
+extern "C" __global__ void __launch_bounds__(256)
+attention_prepare_int8_32(const AttentionPrepareParams p) { attention_prepare<KvFormat::kInt8, 64, 32>(p); }
 
 extern "C" __global__ void __launch_bounds__(256)
 attention_prepare_int8_64(const AttentionPrepareParams p) { attention_prepare<KvFormat::kInt8, 64>(p); }

@@ -4,6 +4,7 @@
 // its state in registers from the first token of the row to the last. A row of the state lies in
 // dk / 4 lanes, 4 neighbours each; a thread holds the same 4 columns of kPasses rows.
 //
+//   S and the convolution's window: before the kernel ahead has ended
 //   q, k, v of the token: a thread a channel              -> shared memory
 //   p = S^T k and r = S^T q of the decayed state S, all rows of a warp reduced together
 //   u = beta (v - p);  S += k u^T;  o = r + (k . q) u     -> shared memory
@@ -15,7 +16,6 @@
 // for 64 KB a multiprocessor, 0.5 us for a token, 0.9 us to write: 3 us, floor 1.3 us. From 3 rows
 // on two blocks share a multiprocessor and hide each other's latency: 13 us for 8 rows, floor 11.
 
-#include "bulk.cuh"
 #include "gdn.cuh"
 #include "pdl.cuh"
 #include "warp.cuh"
@@ -39,15 +39,13 @@ struct GdnDecodeParams {
   int projection_stride, y_stride;
   int key_heads, value_heads;
   int width;
-  int num_slots;
   float eps;
-  int padding;
 };
-static_assert(sizeof(GdnDecodeParams) == 136, "ninfer/ops/gdn_decode.py mirrors this struct");
+static_assert(sizeof(GdnDecodeParams) == 128, "ninfer/ops/gdn_decode.py mirrors this struct");
 
 constexpr int kMaxWarps = 16;
 
-// Blocks of the largest shape that share a multiprocessor: two where 64 registers hold a thread.
+// Blocks of the largest shapes that share a multiprocessor: two where 64 registers hold a thread.
 #if __CUDA_ARCH__ == 900
 constexpr int kResidentBlocks = 2;
 #else
@@ -120,16 +118,6 @@ __device__ __forceinline__ void gdn_decode(const GdnDecodeParams& p) {
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   const int head = blockIdx.x, row = blockIdx.y;
   const int share = p.value_heads / p.key_heads, key_head = head / share;
-  const u64 head_offset = static_cast<u64>(head) * (kValueDim * kKeyDim);
-  if (thread == 0) {
-    // A hint: the slot may still be that of the step before, which costs time and nothing else.
-    const u32 slot = static_cast<u32>(__ldcg(p.read_slots + row));
-    if (slot < static_cast<u32>(p.num_slots)) {
-      prefetch_global(reinterpret_cast<const u8*>(p.states + slot * p.state_stride + head_offset),
-                      kValueDim * kKeyDim * 4);
-    }
-  }
-
   const int key_channels = p.key_heads * kKeyDim;
   const bool is_channel = thread < S::kChannels;
   const bool is_value = thread >= 2 * kKeyDim;
@@ -147,11 +135,11 @@ __device__ __forceinline__ void gdn_decode(const GdnDecodeParams& p) {
     gate_constants[0] = __ldg(p.a_log + head);
     gate_constants[1] = __ldg(p.dt_bias + head);
   }
-  wait_for_previous_kernel();
-
+  // Rows, states and windows were there before the kernel ahead began.
   const int first = __ldcg(p.row_starts + row), last = __ldcg(p.row_starts + row + 1);
   const u64 read_slot = static_cast<u32>(__ldcg(p.read_slots + row));
   if (thread == 0) write_slot = __ldcg(p.write_slots + row);
+  ConvWindow window = load_window(p.windows + read_slot * p.window_stride, channel, p.width);
   const int row_lane = lane % kRowLanes;
   const int first_state_row = warp * (32 / kRowLanes) + lane / kRowLanes;
   const u32 state_offset =
@@ -162,10 +150,9 @@ __device__ __forceinline__ void gdn_decode(const GdnDecodeParams& p) {
   for (int i = 0; i < kPasses; ++i) {
     state[i] = __ldcg(reinterpret_cast<const float4*>(read_state + i * S::kRowsAtOnce * kKeyDim));
   }
-  ConvWindow window = load_window(p.windows + read_slot * p.window_stride, channel, p.width);
+  wait_for_previous_kernel();
 
   const int z_channels = 2 * key_channels + p.value_heads * kValueDim;
-  const int owned_row = owned_value<kPasses, kRowLanes>(lane) * S::kRowsAtOnce + first_state_row;
   for (int t = first; t < last; ++t) {
     const u16* token = p.projection + static_cast<u64>(t) * p.projection_stride;
     u16 z = 0;
@@ -216,6 +203,9 @@ __device__ __forceinline__ void gdn_decode(const GdnDecodeParams& p) {
       k_square += square_sums[kKeyDim / 32 + i];
     }
     const float k_scale = inverse_length(k_square);
+    const int again = opaque(lane);
+    const int owned_row = owned_value<kPasses, kRowLanes>(again) * S::kRowsAtOnce +
+                          warp * (32 / kRowLanes) + again / kRowLanes;
     const float value = channels[2 * kKeyDim + owned_row];
     const float update = beta * fmaf(-k_scale, predicted[0], value) * k_scale;
     if (lane % (kRowLanes / kPasses) == 0) {
@@ -275,7 +265,7 @@ gdn_decode_64x32(const GdnDecodeParams p) { gdn_decode<64, 32>(p); }
 extern "C" __global__ void __launch_bounds__(512, 2)
 gdn_decode_64x64(const GdnDecodeParams p) { gdn_decode<64, 64>(p); }
 
-extern "C" __global__ void __launch_bounds__(512, 2)
+extern "C" __global__ void __launch_bounds__(512, kResidentBlocks)
 gdn_decode_64x128(const GdnDecodeParams p) { gdn_decode<64, 128>(p); }
 
 extern "C" __global__ void __launch_bounds__(512, 2)

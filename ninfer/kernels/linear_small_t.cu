@@ -1,54 +1,63 @@
-// linear_small_t: y[t, n] = sum_k x[t, k] * W[n, k] for few columns t, with fused ends.
+// linear_small_t: y[t, n] = sum_k x[t, k] * W[n, k] for few columns t, with fused ends; up to four
+// such products in one launch, one after another.
 //
 // Contract: ninfer/ops/linear_small_t.py. Weight image: ninfer/ops/linear_packing.py.
-// Entries: linear_small_t_<format>_<8 or 16>, T up to 8 or 16; one block shape for all.
+// Entries: linear_small_t_<format>_<8 or 16>, T up to 8 or 16; one block shape a format.
 //
 // The image is one long row of units of eight 2 KiB parts, row block after row block; a part is 32
 // rows by 32 (bf16), 64 (e4m3) or 128 (e2m1) columns. Thread block b owns units
 // [b * U / B, (b + 1) * U / B): one contiguous stretch of memory, which a warp streams into a ring in
-// shared memory. Each of eight other warps multiplies its part of every unit on tensor cores. Warps with the
-// same rows add up in shared memory when a row block ends; thread blocks with the same rows add up
-// in the block that has the first of them, in the order of k. So which numbers are added in which
-// order depends on the weight's shape and the grid, never on T.
+// shared memory. Other warps multiply on tensor cores, each its part of every unit, or half of a
+// part where weights have to be decoded. Warps with the same rows add up in shared memory when a
+// row block ends; thread blocks with the same rows add up in the block that has the first of them,
+// in the order of k. So which numbers are added in which order depends on the weight's shape and the
+// number of thread blocks, never on T.
 //
 // Sums travel between blocks as words that are never all ones: the reader polls the data itself
 // and leaves ones behind. All blocks of the grid must therefore be resident at once.
 //
-// Bytes: the image once, x once a row block (from L2), partial sums (in L2). The fragment-major
+// A product begins when all strips of the one before have been counted in memory. The filling warp
+// does not wait: weights are constants, so the ring runs on into the next product, and memory stays
+// busy while sums are finished, strips counted and x is read.
+//
+// Bytes: the images once, x once a row block (from L2), partial sums (in L2). The fragment-major
 // layout and the striped split are ideas of IST-DASLab/marlin.
 
 #include "bulk.cuh"
 #include "dtypes.cuh"
-#include "mma.cuh"
+#include "linear_parts.cuh"
 #include "pdl.cuh"
 #include "vec.cuh"
 #include "warp.cuh"
 
 namespace {
 
-constexpr int kWarps = 8;  // consumers; one more warp fills the ring
-constexpr int kConsumers = kWarps * 32;
-constexpr int kThreads = kConsumers + 32;
-constexpr int kResidentBlocks = __CUDA_ARCH__ >= 900 ? 2 : 1;
-constexpr int kStripRows = 32;  // rows of a warp: two tiles of 16
-constexpr u32 kPartBytes = 2048;
 constexpr int kMaxStages = 12;
+constexpr int kMaxProducts = 4;
+constexpr int kColumnGroup = 2;  // columns t that a thread normalises together
 constexpr u32 kEmpty = 0xffffffffu;  // no arithmetic yields this pattern
+
+template <class Format>
+struct Shape {
+  static constexpr int kWarps = kPartsPerUnit * Format::kWarpsPerPart;  // consumers; one more warp fills the ring
+  static constexpr int kConsumers = kWarps * 32;
+  static constexpr int kThreads = kConsumers + 32;
+};
+
+// Blocks whose registers fit a multiprocessor: room for a kernel that starts early.
+constexpr int kResidentBlocks = __CUDA_ARCH__ >= 900 ? 2 : 1;
 
 enum Epilogue : int { kStoreBf16 = 0, kStoreFloat = 1, kAddResidual = 2, kSwiglu = 3 };
 
-struct LinearParams {
+struct Product {
   const u8* weights;
   const u16* x;             // [T, K] bf16
   void* y;                  // [T, N] bf16 or f32; [T, N / 2] bf16 for kSwiglu
   const u16* residual;      // [T, N] bf16, for kAddResidual
   const float* row_scale;   // [N] f32, of the formats that scale rows
-  float* partials;          // all ones before and after
   float* square_sums;       // out [T, N / 32] f32 or null: of the rounded y, by strip
   const float* x_square_sums;  // in [T, num_square_sums] f32 or null: normalise x with them
   const u16* norm_weight;   // [K] bf16
-  const u8* next_weights;   // image of a later launch or null
-  u64 next_bytes;
   int rows;                 // N
   int columns;              // K
   int tokens;               // T
@@ -56,48 +65,30 @@ struct LinearParams {
   int y_stride;
   int units_per_block;
   int row_blocks;
-  int strips_per_block;     // 1, 2, 4 or 8; the 8 warps split k 8 / strips ways
+  int strips_per_block;     // 1, 2, 4 or 8; the warps split k
   int last_strips;          // strips of the last row block
-  int stages;
+  int thread_blocks;        // of the grid; the others have nothing to do
   int window;               // columns k of x in shared memory at once
   int epilogue;
   int num_square_sums;
   float norm_eps;
   float norm_offset;        // added to norm_weight
+  int padding;
+};
+
+struct LinearParams {
+  Product products[kMaxProducts];
+  u32* workspace;           // counters in 32 bytes, then partial sums, all ones at rest
+  const u8* next_weights;   // image of a later launch or null
+  u64 next_bytes;
+  int num_products;
+  int stages;
+  int scratch_bytes;        // sums of the warps that share rows with another
   int lookahead;            // units beyond the first ring that are called into the L2 at the start
   int next_units, next_blocks, next_unit_bytes;  // how the later launch splits its image
   int next_count;           // units of each of its blocks to call into the L2
 };
-static_assert(sizeof(LinearParams) == 168, "ninfer/ops/linear_small_t.py mirrors this struct");
-
-struct Bf16 {
-  static constexpr int kPartColumns = 32;
-  static constexpr u32 kPartSlab = 0, kUnitSlab = 0;
-  static constexpr int kPitchPad = 32;  // elements; makes fragment reads free of bank conflicts
-  static constexpr bool kScalesUnit = false, kScalesRows = false;
-};
-
-struct E4m3Row : Bf16 {
-  static constexpr int kPartColumns = 64;
-  static constexpr bool kScalesRows = true;
-};
-
-struct E4m3Block : E4m3Row {
-  static constexpr u32 kUnitSlab = 64;  // a part: f32 of rows g, f32 of rows g + 8
-  static constexpr bool kScalesUnit = true, kScalesRows = false;
-};
-
-struct E2m1 : Bf16 {
-  static constexpr int kPartColumns = 128;
-  static constexpr u32 kPartSlab = 256;  // e4m3 a row and 16 columns
-  static constexpr int kPitchPad = 8;
-  static constexpr bool kScalesRows = true;
-};
-
-template <class Format>
-__device__ __forceinline__ u32 unit_bytes(int parts) {
-  return parts * (kPartBytes + Format::kPartSlab) + Format::kUnitSlab;
-}
+static_assert(sizeof(Product) == 128 && sizeof(LinearParams) == 568, "ninfer/ops/linear_small_t.py mirrors these structs");
 
 // Position in the ring; the parity flips at every wrap.
 struct RingPosition {
@@ -111,30 +102,40 @@ struct RingPosition {
   }
 };
 
+// Shared memory: the ring, then at fixed distances its barriers, 1 / rms of every column t, sums of
+// the warps that share rows with another; last the window of x.
 struct SharedLayout {
-  u32 ring, full, empty, scales, scratch, window;
+  u32 ring, full;
+
+  template <class Format>
+  static __device__ __forceinline__ SharedLayout of(Format, const void* base, const LinearParams& p) {
+    const u32 ring = shared_address(base);
+    return SharedLayout{ring, ring + p.stages * unit_bytes<Format>(kPartsPerUnit)};
+  }
+  __device__ __forceinline__ u32 empty() const { return full + kMaxStages * 8; }
+  __device__ __forceinline__ u32 scales() const { return full + kMaxStages * 16; }
+  __device__ __forceinline__ u32 scratch() const { return full + kMaxStages * 16 + 64; }
+  __device__ __forceinline__ u32 window(const LinearParams& p) const { return scratch() + p.scratch_bytes; }
 };
 
-template <class Format, int kTiles>
-__device__ __forceinline__ SharedLayout shared_layout(const void* base, const LinearParams& p) {
-  SharedLayout layout;
-  layout.ring = shared_address(base);
-  layout.full = layout.ring + p.stages * unit_bytes<Format>(kWarps);
-  layout.empty = layout.full + kMaxStages * 8;
-  layout.scales = layout.empty + kMaxStages * 8;  // 1 / rms of every column t
-  layout.scratch = layout.scales + 64;  // sums of the warps that share rows with another
-  layout.window = layout.scratch + (kWarps - p.strips_per_block) * (kTiles * 1024);
-  return layout;
-}
+// Units [begin, end) of a product that are this thread block's. units * blocks fits 31 bits: the
+// plan sees to it.
+struct Stretch {
+  int begin, end;
 
-// units * blocks fits 31 bits: the plan sees to it.
-__device__ __forceinline__ int range_begin(u32 block, u32 units) {
-  return static_cast<int>(block * units / gridDim.x);
-}
+  __device__ __forceinline__ explicit Stretch(const Product& p)
+      : begin(first_of(p, blockIdx.x)), end(first_of(p, blockIdx.x + 1)) {}
 
-// The block whose range holds `unit`.
-__device__ __forceinline__ int block_of_unit(u32 unit, u32 units) {
-  return static_cast<int>(((unit + 1) * gridDim.x - 1) / units);
+  static __device__ __forceinline__ int first_of(const Product& p, u32 block) {
+    const u32 blocks = p.thread_blocks;
+    return static_cast<int>(min(block, blocks) * units(p) / blocks);
+  }
+  static __device__ __forceinline__ u32 units(const Product& p) { return p.units_per_block * p.row_blocks; }
+};
+
+// The block whose stretch holds `unit`.
+__device__ __forceinline__ int block_of_unit(const Product& p, u32 unit) {
+  return static_cast<int>(((unit + 1) * p.thread_blocks - 1) / Stretch::units(p));
 }
 
 // Where units lie: those of the last row block may be smaller.
@@ -144,10 +145,10 @@ struct Image {
   u32 full_bytes, last_bytes;
   int last_begin;
 
-  __device__ __forceinline__ explicit Image(const LinearParams& p)
+  __device__ __forceinline__ explicit Image(const Product& p)
       : base(p.weights),
-        full_bytes(unit_bytes<Format>(kWarps)),
-        last_bytes(unit_bytes<Format>(p.last_strips * (kWarps / p.strips_per_block))),
+        full_bytes(unit_bytes<Format>(kPartsPerUnit)),
+        last_bytes(unit_bytes<Format>(p.last_strips * (kPartsPerUnit / p.strips_per_block))),
         last_begin((p.row_blocks - 1) * p.units_per_block) {}
   __device__ __forceinline__ u32 bytes(int unit) const {
     return unit >= last_begin ? last_bytes : full_bytes;
@@ -173,41 +174,105 @@ __device__ void call_next_weights(const LinearParams& p) {
   }
 }
 
-// Streams units into the ring. What lies just behind the first ring is called into the L2, so that
-// memory stays busy while the block waits for the kernel before it.
+// Calls units into the L2, from unit `unit` of product `index` on, in the order of the ring.
 template <class Format>
-__device__ void fill_ring(const LinearParams& p, const SharedLayout& shared, int begin, int end,
-                          int lane) {
-  const u64 policy = evict_first_policy();
-  const Image<Format> image(p);
-  RingPosition at;
+__device__ void call_ahead(const LinearParams& p, int index, int unit, int count) {
 #pragma unroll 1
-  for (int unit = begin; unit < end; ++unit) {
-    if (unit - begin == p.stages && lane == 0) {
-      for (int ahead = unit; ahead < min(end, unit + p.lookahead); ++ahead) {
-        prefetch_global(image.at(ahead), image.bytes(ahead));
-      }
+  while (true) {
+    const Image<Format> image(p.products[index]);
+    const Stretch mine(p.products[index]);
+#pragma unroll 1
+    for (unit = max(unit, mine.begin); unit < mine.end; ++unit) {
+      if (count-- == 0) return;
+      prefetch_global(image.at(unit), image.bytes(unit));
     }
-    if (unit - begin >= p.stages) barrier_wait(shared.empty + at.stage * 8, at.parity ^ 1);
-    fill_shared(shared.ring + at.stage * image.full_bytes, image.at(unit), image.bytes(unit),
-                shared.full + at.stage * 8, policy, lane);
-    at.advance(p.stages);
+    if (++index == p.num_products) return;
+    unit = 0;
+  }
+}
+
+// Streams the units of all products into the ring. Where the ring is full before its first unit of a
+// product is read, what lies behind is called into the L2: memory stays busy while the block waits
+// for the kernel or the product before. The next kernel may start when the last product does:
+// earlier it would only be in the way.
+template <class Format>
+__device__ void fill_ring(const LinearParams& p, const SharedLayout& shared, int lane) {
+  const u64 policy = evict_first_policy();
+  RingPosition at;
+  int filled = 0;
+#pragma unroll 1
+  for (int index = 0; index < p.num_products; ++index) {
+    if (index + 1 == p.num_products) allow_next_kernel();
+    const Image<Format> image(p.products[index]);
+    const Stretch mine(p.products[index]);
+#pragma unroll 1
+    for (int unit = mine.begin; unit < mine.end; ++unit, ++filled) {
+      if (unit - mine.begin == p.stages && lane == 0) call_ahead<Format>(p, index, unit, p.lookahead);
+      if (filled >= p.stages) barrier_wait(shared.empty() + at.stage * 8, at.parity ^ 1);
+      fill_shared(shared.ring + at.stage * image.full_bytes, image.at(unit), image.bytes(unit),
+                  shared.full + at.stage * 8, policy, lane);
+      at.advance(p.stages);
+    }
   }
   if (p.next_weights != nullptr && lane == 0) call_next_weights(p);
 }
 
+template <class Format>
 __device__ __forceinline__ void consumer_barrier() {
-  asm volatile("bar.sync 1, %0;" ::"n"(kConsumers) : "memory");
+  asm volatile("bar.sync 1, %0;" ::"n"(Shape<Format>::kConsumers) : "memory");
 }
 
-// 1 / rms of the columns of x from the sums the kernel before left, in a fixed order.
-__device__ void load_norm_scales(const LinearParams& p, u32 scales, int warp, int lane) {
+// Words of the workspace, all ones at rest: strips of product i that are in memory; thread blocks
+// that wait for no product any more, the last of which puts all words to rest.
+__device__ __forceinline__ u32* stored_strips(const LinearParams& p, int index) { return p.workspace + index; }
+__device__ __forceinline__ u32* passed_blocks(const LinearParams& p) { return p.workspace + kMaxProducts; }
+
+// Called by a whole warp that has stored a strip.
+__device__ __forceinline__ void report_strip(const LinearParams& p, int index, int lane) {
+  __syncwarp();
+  if (lane != 0) return;
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+  asm volatile("red.add.relaxed.gpu.global.u32 [%0], 1;" ::"l"(stored_strips(p, index)) : "memory");
+}
+
+// Returns once a product is in memory. Then nobody needs x or the residual of the product any more.
+template <class Format>
+__device__ void wait_for_product(const LinearParams& p, int index, int thread) {
+  if (thread == 0) {
+    const u32 strips = (p.products[index].rows + kStripRows - 1) / kStripRows;
+    u32 stored;
+    for (u32 polls = 0;; ++polls) {
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(stored) : "l"(stored_strips(p, index)) : "memory");
+      if (stored == strips - 1) break;
+      if (polls == kMaxPolls) __trap();
+    }
+  }
+  consumer_barrier<Format>();
+}
+
+// Constants of a product that nobody has read lately, into the L2 while there is time.
+__device__ __forceinline__ void call_norm_weight(const Product& p, int thread) {
+  if (p.x_square_sums == nullptr || thread != 0) return;
+  for (int k = blockIdx.x * 64; k < p.columns; k += gridDim.x * 64) prefetch_line(p.norm_weight + k);
+}
+
+// 1 / rms of the columns of x from the sums their writer left, in a fixed order.
+template <class Format>
+__device__ void load_norm_scales(const Product& p, u32 scales, int warp, int lane) {
+  constexpr int kBatch = 8;  // loads under way at once
 #pragma unroll 1
-  for (int t = warp; t < p.tokens; t += kWarps) {
+  for (int t = warp; t < p.tokens; t += Shape<Format>::kWarps) {
+    const float* sums = p.x_square_sums + static_cast<size_t>(t) * p.num_square_sums;
     float sum = 0.f;
 #pragma unroll 1
-    for (int i = lane; i < p.num_square_sums; i += 32) {
-      sum += __ldcg(p.x_square_sums + static_cast<size_t>(t) * p.num_square_sums + i);
+    for (int first = lane; first < p.num_square_sums; first += 32 * kBatch) {
+      float values[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        values[i] = first + 32 * i < p.num_square_sums ? __ldcg(sums + first + 32 * i) : 0.f;
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) sum += values[i];
     }
     const float scale = 1.f / sqrtf(warp_sum(sum) / p.columns + p.norm_eps);
     if (lane == 0) asm volatile("st.shared.f32 [%0], %1;" ::"r"(scales + t * 4), "f"(scale));
@@ -228,162 +293,91 @@ __device__ __forceinline__ uint4 normalise(uint4 x, uint4 weight, float scale, f
   return make_uint4(out[0], out[1], out[2], out[3]);
 }
 
-// Columns of x in shared memory for `count` consecutive units, from unit `first_unit` of a row block
-// on, in that order: after column K comes column 0 of the next row block. Zeros from K to the end of its unit. Normalised if
-// asked, by the thread that copied. Every copy is in flight before the first wait.
-__device__ void load_window(const LinearParams& p, const SharedLayout& shared, u32 pitch,
-                            int unit_columns, int first_unit, int count, int thread) {
-  const int block_columns = p.units_per_block * unit_columns;
-  const int first = first_unit * unit_columns;
-  const int vectors = count * unit_columns / 8, total = vectors * p.tokens;
-  const bool is_normalised = p.x_square_sums != nullptr;
-#pragma unroll 1
-  for (int pass = 0; pass <= is_normalised; ++pass) {
-#pragma unroll 1
-    for (int i = thread, v = thread, t = 0; i < total; i += kConsumers, v += kConsumers) {
-      while (v >= vectors) v -= vectors, ++t;
-      int k = first + v * 8;
-      while (k >= block_columns) k -= block_columns;
-      const u32 at = shared.window + t * pitch + v * 16;
-      if (pass == 0) {
-        const u16* from = p.x + static_cast<size_t>(t) * p.x_stride + (k < p.columns ? k : 0);
-        copy_shared_16(at, from, k < p.columns);
-      } else if (k < p.columns) {
-        const uint4 weight = __ldg(reinterpret_cast<const uint4*>(p.norm_weight + k));
-        const float scale = load_shared_float(shared.scales + t * 4);
-        store_shared_16(at, normalise(load_shared_16(at), weight, scale, p.norm_offset));
-      }
-    }
-    if (pass == 0) copy_shared_wait();
-  }
-}
+// Columns of x in shared memory: those of `count` consecutive units from unit `first_unit` of a row
+// block on, in that order; after column K comes column 0 of the next row block.
+struct WindowRange {
+  int first, block_columns, vectors;  // first column; columns of a row block; vectors of 8 columns
 
-template <int kTiles>
-struct Accumulators {
-  float at[2][kTiles][4];  // row tile, column tile, fragment
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int i = 0; i < 2 * kTiles * 4; ++i) (&at[0][0][0])[i] = 0.f;
+  __device__ __forceinline__ WindowRange(const Product& p, int unit_columns, int first_unit, int count)
+      : first(first_unit * unit_columns),
+        block_columns(p.units_per_block * unit_columns),
+        vectors(count * unit_columns / 8) {}
+  __device__ __forceinline__ int column(int vector) const {
+    int k = first + vector * 8;
+    while (k >= block_columns) k -= block_columns;
+    return k;
   }
 };
 
-template <int kTiles>
-__device__ __forceinline__ void multiply(Accumulators<kTiles>& sum, int row_tile, uint4 a,
-                                         const u32 (&b0)[kTiles], const u32 (&b1)[kTiles]) {
-#pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) {
-    mma_bf16_16x8x16(sum.at[row_tile][tile], a, b0[tile], b1[tile]);
+template <class Format>
+__device__ __forceinline__ u32 window_pitch(const Product& p) {
+  return (p.window + Format::kPitchPad) * 2;
+}
+
+// Copies a window; zeros from K to the end of its unit. Every copy is in flight before the first wait.
+// Thread blocks begin at different places: all of them read the same x at the same time.
+template <class Format>
+__device__ void copy_window(const Product& p, u32 window, u32 pitch, const WindowRange& range, int thread) {
+  constexpr int kConsumers = Shape<Format>::kConsumers;
+  const int total = range.vectors * p.tokens;
+  const int start = static_cast<int>(static_cast<u32>(total) * blockIdx.x / gridDim.x) + thread;
+  int t = start / range.vectors, v = start - t * range.vectors;
+#pragma unroll 1
+  for (int i = thread; i < total; i += kConsumers, v += kConsumers) {
+    while (v >= range.vectors) v -= range.vectors, ++t;
+    while (t >= p.tokens) t -= p.tokens;
+    const int k = range.column(v);
+    const u16* from = p.x + static_cast<size_t>(t) * p.x_stride + (k < p.columns ? k : 0);
+    copy_shared_16(window + t * pitch + v * 16, from, k < p.columns);
   }
 }
 
-// A part of a unit: its weights, and the addresses of x's fragments.
-template <int kTiles>
-__device__ __forceinline__ void multiply_part(Bf16, Accumulators<kTiles>& sum,
-                                              const uint4 (&weights)[2][2],
-                                              const u32 (&columns)[kTiles], uint2) {
-  u32 b[4][kTiles];
+// Normalises a window in place, a few columns t together.
+template <class Format>
+__device__ void normalise_window(const Product& p, u32 scales, u32 window, u32 pitch,
+                                 const WindowRange& range, int thread) {
+  const int total = range.vectors * ((p.tokens + kColumnGroup - 1) / kColumnGroup);
+#pragma unroll 1
+  for (int i = thread, v = thread, t = 0; i < total; i += Shape<Format>::kConsumers, v += Shape<Format>::kConsumers) {
+    while (v >= range.vectors) v -= range.vectors, t += kColumnGroup;
+    const int k = range.column(v);
+    if (k >= p.columns) continue;
+    const uint4 weight = __ldg(reinterpret_cast<const uint4*>(p.norm_weight + k));
+    const u32 at = window + t * pitch + v * 16;
+    uint4 x[kColumnGroup];
 #pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) {
-    const uint4 x = load_shared_16(columns[tile]);
-    b[0][tile] = x.x, b[1][tile] = x.y, b[2][tile] = x.z, b[3][tile] = x.w;
-  }
+    for (int c = 0; c < kColumnGroup; ++c) {
+      if (t + c < p.tokens) x[c] = load_shared_16(at + c * pitch);
+    }
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-#pragma unroll
-    for (int row_tile = 0; row_tile < 2; ++row_tile) {
-      multiply(sum, row_tile, weights[half][row_tile], b[2 * half], b[2 * half + 1]);
+    for (int c = 0; c < kColumnGroup; ++c) {
+      if (t + c >= p.tokens) break;
+      const float scale = load_shared_float(scales + (t + c) * 4);
+      store_shared_16(at + c * pitch, normalise(x[c], weight, scale, p.norm_offset));
     }
   }
 }
 
-__device__ __forceinline__ uint4 e4m3_fragment(u32 low_word, u32 high_word) {
-  return make_uint4(mul_bf16x2(e4m3_first_pair(low_word), kTwoTo120),
-                    mul_bf16x2(e4m3_second_pair(low_word), kTwoTo120),
-                    mul_bf16x2(e4m3_first_pair(high_word), kTwoTo120),
-                    mul_bf16x2(e4m3_second_pair(high_word), kTwoTo120));
-}
-
-template <int kTiles>
-__device__ __forceinline__ void multiply_part(E4m3Row, Accumulators<kTiles>& sum,
-                                              const uint4 (&weights)[2][2],
-                                              const u32 (&columns)[kTiles], uint2) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    u32 b[4][kTiles];
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      const uint4 x = load_shared_16(columns[tile] + half * 64);
-      b[0][tile] = x.x, b[1][tile] = x.y, b[2][tile] = x.z, b[3][tile] = x.w;
-    }
-#pragma unroll
-    for (int row_tile = 0; row_tile < 2; ++row_tile) {
-      const uint4 w = weights[half][row_tile];
-      multiply(sum, row_tile, e4m3_fragment(w.x, w.y), b[0], b[1]);
-      multiply(sum, row_tile, e4m3_fragment(w.z, w.w), b[2], b[3]);
-    }
+// x for some units, visible to all consumers; `is_first` of the product.
+template <class Format>
+__device__ __forceinline__ void load_window(const Product& p, u32 scales, u32 window, const WindowRange& range,
+                                            bool is_first, int thread) {
+  const u32 pitch = window_pitch<Format>(p);
+  copy_window<Format>(p, window, pitch, range, thread);
+  if (p.x_square_sums != nullptr) {
+    if (is_first) load_norm_scales<Format>(p, scales, thread / 32, thread % 32);
+    copy_shared_wait();
+    consumer_barrier<Format>();
+    normalise_window<Format>(p, scales, window, pitch, range, thread);
+  } else {
+    copy_shared_wait();
   }
-}
-
-// Scale pairs {row g, row g + 8} of the four (half, row tile) combinations, as bf16 pairs that
-// also carry the 2^118 by which e2m1 patterns are too small; the 2^8 left is in row_scale.
-__device__ __forceinline__ void e2m1_scales(uint2 slab, u32 (&low)[4], u32 (&high)[4]) {
-  const u32 pairs[4] = {e4m3_first_pair(slab.x), e4m3_second_pair(slab.x), e4m3_first_pair(slab.y),
-                        e4m3_second_pair(slab.y)};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const u32 scale = mul_bf16x2(mul_bf16x2(pairs[i], kTwoTo120), kTwoTo118);
-    low[i] = __byte_perm(scale, scale, 0x1010);
-    high[i] = __byte_perm(scale, scale, 0x3232);
-  }
-}
-
-template <int kTiles>
-__device__ __forceinline__ void multiply_part(E2m1, Accumulators<kTiles>& sum,
-                                              const uint4 (&weights)[2][2],
-                                              const u32 (&columns)[kTiles], uint2 slab) {
-  u32 low[4], high[4];
-  e2m1_scales(slab, low, high);
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    u32 b[8][kTiles];
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      const uint4 x = load_shared_16(columns[tile] + half * 128);
-      const uint4 y = load_shared_16(columns[tile] + half * 128 + 16);
-      b[0][tile] = x.x, b[1][tile] = x.y, b[2][tile] = x.z, b[3][tile] = x.w;
-      b[4][tile] = y.x, b[5][tile] = y.y, b[6][tile] = y.z, b[7][tile] = y.w;
-    }
-#pragma unroll
-    for (int row_tile = 0; row_tile < 2; ++row_tile) {
-      const uint4 w = weights[half][row_tile];
-      const u32 words[4] = {w.x, w.y, w.z, w.w};
-      const int scale = half * 2 + row_tile;
-#pragma unroll
-      for (int m = 0; m < 4; ++m) {
-        const uint4 pairs = e2m1_pairs(words[m]);
-        const uint4 a =
-            make_uint4(mul_bf16x2(pairs.x, low[scale]), mul_bf16x2(pairs.y, high[scale]),
-                       mul_bf16x2(pairs.z, low[scale]), mul_bf16x2(pairs.w, high[scale]));
-        multiply(sum, row_tile, a, b[2 * m], b[2 * m + 1]);
-      }
-    }
-  }
+  consumer_barrier<Format>();
 }
 
 __device__ __forceinline__ void add_fragment(float (&c)[4], uint4 other) {
   c[0] += __uint_as_float(other.x), c[1] += __uint_as_float(other.y);
   c[2] += __uint_as_float(other.z), c[3] += __uint_as_float(other.w);
-}
-
-// sum += scale * part, with one scale for rows g of the tiles and one for rows g + 8.
-template <int kTiles>
-__device__ __forceinline__ void add_scaled(Accumulators<kTiles>& sum, const Accumulators<kTiles>& part,
-                                           uint2 scales) {
-#pragma unroll
-  for (int i = 0; i < 2 * kTiles * 4; ++i) {
-    const float scale = __uint_as_float(i % 4 < 2 ? scales.x : scales.y);
-    (&sum.at[0][0][0])[i] += scale * (&part.at[0][0][0])[i];
-  }
 }
 
 // Where a warp's sums go: strip `index` of all.
@@ -404,7 +398,7 @@ struct Column {
   int t, row;
   u32 at;  // of the first row in y
 
-  __device__ __forceinline__ Column(const LinearParams& p, const Strip& strip, int tile, int i)
+  __device__ __forceinline__ Column(const Product& p, const Strip& strip, int tile, int i)
       : t(tile * 8 + (strip.lane % 4) * 2 + i),
         row(strip.first_row() + strip.lane / 4),
         at(static_cast<u32>(t) * p.y_stride + row) {}
@@ -420,7 +414,7 @@ __device__ __forceinline__ void column_sums(const Accumulators<kTiles>& sum, int
 
 // Gate rows are rows 0..7 of a tile and their up rows 8..15: a lane holds both of a pair.
 template <int kTiles>
-__device__ __forceinline__ void store_swiglu(const LinearParams& p, const Strip& strip,
+__device__ __forceinline__ void store_swiglu(const Product& p, const Strip& strip,
                                              const Accumulators<kTiles>& sum) {
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
@@ -439,7 +433,7 @@ __device__ __forceinline__ void store_swiglu(const LinearParams& p, const Strip&
 }
 
 template <int kTiles>
-__device__ __forceinline__ void store_float(const LinearParams& p, const Strip& strip,
+__device__ __forceinline__ void store_float(const Product& p, const Strip& strip,
                                             const Accumulators<kTiles>& sum) {
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
@@ -457,15 +451,33 @@ __device__ __forceinline__ void store_float(const LinearParams& p, const Strip& 
   }
 }
 
+// A lane's share of the residual of a strip, zeros without one.
+template <int kTiles>
+struct Residual {
+  u16 at[kTiles][2][4];
+
+  __device__ __forceinline__ void load(const Product& p, const Strip& strip) {
+#pragma unroll
+    for (int i = 0; i < kTiles * 2; ++i) {
+      const Column column(p, strip, i / 2, i % 2);
+      const bool is_real = p.epilogue == kAddResidual && column.t < p.tokens;
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        u16 value = 0;
+        if (is_real && column.row + r * 8 < p.rows) value = load_residual(p.residual + column.at + r * 8);
+        at[i / 2][i % 2][r] = value;
+      }
+    }
+  }
+};
+
 // One column as bf16, the residual added before the one rounding; returns the sum of squares.
-__device__ __forceinline__ float store_bf16(const LinearParams& p, const Column& column,
-                                            float (&values)[4]) {
+__device__ __forceinline__ float store_bf16(const Product& p, const Column& column,
+                                            const u16 (&residual)[4], float (&values)[4]) {
   const int rows = p.rows - column.row;
   if (p.epilogue == kAddResidual) {
 #pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      if (r * 8 < rows) values[r] += bf16_to_float(load_residual(p.residual + column.at + r * 8));
-    }
+    for (int r = 0; r < 4; ++r) values[r] += bf16_to_float(residual[r]);
   }
   float squares = 0.f;
 #pragma unroll
@@ -479,7 +491,7 @@ __device__ __forceinline__ float store_bf16(const LinearParams& p, const Column&
 }
 
 template <int kTiles>
-__device__ __forceinline__ void store_rows(const LinearParams& p, const Strip& strip,
+__device__ __forceinline__ void store_rows(const Product& p, const Strip& strip, const Residual<kTiles>& residual,
                                            const Accumulators<kTiles>& sum) {
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
@@ -488,7 +500,7 @@ __device__ __forceinline__ void store_rows(const LinearParams& p, const Strip& s
       const Column column(p, strip, tile, i);
       float values[4], squares = 0.f;
       column_sums(sum, tile, i, values);
-      if (column.t < p.tokens) squares = store_bf16(p, column, values);
+      if (column.t < p.tokens) squares = store_bf16(p, column, residual.at[tile][i], values);
       if (p.square_sums == nullptr) continue;
       squares = row_group_sum(squares);
       const int strips = (p.rows + kStripRows - 1) / kStripRows;
@@ -505,7 +517,7 @@ struct RowScales {
 };
 
 template <class Format>
-__device__ __forceinline__ RowScales load_row_scales(const LinearParams& p, const Strip& strip) {
+__device__ __forceinline__ RowScales load_row_scales(const Product& p, const Strip& strip) {
   RowScales scales;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -516,8 +528,9 @@ __device__ __forceinline__ RowScales load_row_scales(const LinearParams& p, cons
 }
 
 template <int kTiles>
-__device__ __forceinline__ void finish_strip(const LinearParams& p, const Strip& strip,
-                                             const RowScales& scales, Accumulators<kTiles>& sum) {
+__device__ __forceinline__ void finish_strip(const Product& p, const Strip& strip,
+                                             const RowScales& scales, const Residual<kTiles>& residual,
+                                             Accumulators<kTiles>& sum) {
 #pragma unroll
   for (int i = 0; i < 2 * kTiles * 4; ++i) {
     const int row_tile = i / (kTiles * 4), upper = i % 4 / 2;
@@ -528,18 +541,18 @@ __device__ __forceinline__ void finish_strip(const LinearParams& p, const Strip&
   } else if (p.epilogue == kStoreFloat) {
     store_float(p, strip, sum);
   } else {
-    store_rows(p, strip, sum);
+    store_rows(p, strip, residual, sum);
   }
 }
 
 // Adds up the warps that worked on the same strip, in the order of k; warps of the first slice
 // get the sums.
-template <int kTiles>
-__device__ void add_slices(const LinearParams& p, u32 scratch, int warp, int lane,
+template <class Format, int kTiles>
+__device__ void add_slices(const Product& p, u32 scratch, int warp, int lane,
                            Accumulators<kTiles>& sum) {
   const int first = p.strips_per_block;
   const u32 mine = scratch + (warp - first) * (kTiles * 1024) + lane * 16;
-  consumer_barrier();
+  consumer_barrier<Format>();
   if (warp >= first) {
 #pragma unroll
     for (int i = 0; i < 2 * kTiles; ++i) {
@@ -548,10 +561,10 @@ __device__ void add_slices(const LinearParams& p, u32 scratch, int warp, int lan
                                                  __float_as_uint(c[2]), __float_as_uint(c[3])));
     }
   }
-  consumer_barrier();
+  consumer_barrier<Format>();
   if (warp >= first) return;
 #pragma unroll 1
-  for (int other = warp + first; other < kWarps; other += first) {
+  for (int other = warp + first; other < Shape<Format>::kWarps; other += first) {
     const u32 theirs = scratch + (other - first) * (kTiles * 1024) + lane * 16;
 #pragma unroll
     for (int i = 0; i < 2 * kTiles; ++i) add_fragment(sum.at[i / kTiles][i % kTiles], load_shared_16(theirs + i * 512));
@@ -561,8 +574,8 @@ __device__ void add_slices(const LinearParams& p, u32 scratch, int warp, int lan
 // Sums of one strip in memory, by lane. Pieces of a row block have consecutive slots: thread block
 // plus row block.
 template <int kTiles>
-__device__ __forceinline__ uint4* partial_of(const LinearParams& p, int slot, int strip, int lane) {
-  return reinterpret_cast<uint4*>(p.partials) +
+__device__ __forceinline__ uint4* partial_of(const LinearParams& launch, const Product& p, int slot, int strip, int lane) {
+  return reinterpret_cast<uint4*>(launch.workspace) + 2 +
          static_cast<size_t>(slot * p.strips_per_block + strip) * (2 * kTiles * 32) + lane;
 }
 
@@ -580,212 +593,294 @@ __device__ __forceinline__ bool is_complete(uint4 v) {
   return v.x != kEmpty && v.y != kEmpty && v.z != kEmpty && v.w != kEmpty;
 }
 
-// Adds the other blocks' sums of a strip in order, waiting for each; kBatch reads are under way
-// at a time. Slots are left empty.
+// Adds another thread block's sums of a strip, waiting for them. Their slot is left empty.
 template <int kTiles>
-__device__ void take_strips(const LinearParams& p, int slot, int count, int strip, int lane,
-                            Accumulators<kTiles>& sum) {
-  constexpr int kFragments = 2 * kTiles, kBatch = 8 / kFragments;
-#pragma unroll 1
-  for (int done = 0; done < count; done += kBatch) {
-    uint4 values[kBatch][kFragments];
+__device__ __forceinline__ void take_strip(uint4* slot, Accumulators<kTiles>& sum) {
+  uint4 values[2 * kTiles];
 #pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      const uint4* from = partial_of<kTiles>(p, slot + min(done + b, count - 1), strip, lane);
+  for (int i = 0; i < 2 * kTiles; ++i) values[i] = load_relaxed_16(slot + i * 32);
 #pragma unroll
-      for (int i = 0; i < kFragments; ++i) values[b][i] = load_relaxed_16(from + i * 32);
+  for (int i = 0; i < 2 * kTiles; ++i) {
+    for (u32 polls = 0; !is_complete(values[i]); ++polls) {
+      if (polls == kMaxPolls) __trap();
+      values[i] = load_relaxed_16(slot + i * 32);
     }
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      if (done + b >= count) break;
-      uint4* from = partial_of<kTiles>(p, slot + done + b, strip, lane);
-#pragma unroll
-      for (int i = 0; i < kFragments; ++i) {
-        for (u32 polls = 0; !is_complete(values[b][i]); ++polls) {
-          if (polls == kMaxPolls) __trap();
-          values[b][i] = load_relaxed_16(from + i * 32);
-        }
-        add_fragment(sum.at[i / kTiles][i % kTiles], values[b][i]);
-        store_relaxed_16(from + i * 32, make_uint4(kEmpty, kEmpty, kEmpty, kEmpty));
-      }
-    }
+    add_fragment(sum.at[i / kTiles][i % kTiles], values[i]);
+    store_relaxed_16(slot + i * 32, make_uint4(kEmpty, kEmpty, kEmpty, kEmpty));
   }
 }
 
-// A warp's part of a unit, in registers.
-struct Part {
-  uint4 weights[2][2];
-  uint2 slab;
+// A consumer's place among those of its block.
+template <class Format>
+struct Consumer {
+  int warp, lane, half;  // half: of a part, for formats whose parts two warps share
+  int strip, slice, slices;
+
+  __device__ __forceinline__ Consumer(const Product& p, int thread)
+      : warp(thread / 32),
+        lane(thread % 32),
+        half(warp / p.strips_per_block % Format::kWarpsPerPart),
+        strip(warp % p.strips_per_block),
+        slice(warp / p.strips_per_block / Format::kWarpsPerPart),
+        slices(kPartsPerUnit / p.strips_per_block) {}
+  // Whether the warp gets the sums of one of `strips` strips.
+  __device__ __forceinline__ bool is_finisher(int strips) const { return slice + half == 0 && strip < strips; }
 };
 
-// Copies part `part` of `parts` of the unit at `stage`.
-template <class Format>
-__device__ __forceinline__ Part load_part(u32 stage, int part, int parts, int lane) {
-  const u32 slab = stage + parts * kPartBytes;
-  Part loaded{};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    loaded.weights[i / 2][i % 2] = load_shared_16(stage + part * kPartBytes + i * 512 + lane * 16);
-  }
-  if constexpr (Format::kScalesUnit) {
-    loaded.slab = load_shared_8(slab + part * 8);
-  } else if constexpr (Format::kPartSlab > 0) {
-    loaded.slab = load_shared_8(slab + part * Format::kPartSlab + lane * 8);
-  }
-  return loaded;
+// A product by its index, its numbers read where they are used: in registers they would crowd the
+// loops.
+__device__ __forceinline__ const Product& product_of(const LinearParams& p, int index) {
+  return p.products[opaque(index)];
 }
 
-template <class Format, int kTiles>
-__device__ __forceinline__ void multiply_scaled(Accumulators<kTiles>& sum, const Part& part,
-                                                const u32 (&columns)[kTiles]) {
-  if constexpr (Format::kScalesUnit) {
-    Accumulators<kTiles> unscaled;
-    unscaled.clear();
-    multiply_part(Format{}, unscaled, part.weights, columns, part.slab);
-    add_scaled(sum, unscaled, part.slab);
-  } else {
-    multiply_part(Format{}, sum, part.weights, columns, part.slab);
+// A thread block's units of one row block.
+struct Piece {
+  int row_block, begin, end;  // units of the product
+  int block_begin, block_end;
+  int strips;
+
+  __device__ __forceinline__ Piece(const Product& p, int unit, int stretch_end)
+      : row_block(unit / p.units_per_block),
+        begin(unit),
+        block_begin(row_block * p.units_per_block),
+        block_end(block_begin + p.units_per_block),
+        strips(row_block == p.row_blocks - 1 ? p.last_strips : p.strips_per_block) {
+    end = min(stretch_end, block_end);
   }
+};
+
+// Sums of a piece to where they go: to y, or to the thread block that has the row block's first
+// piece. There the finisher of a strip asks for what it needs from memory, while the other warps of
+// the strip each fetch sums of other thread blocks; then they add up.
+template <class Format, int kTiles>
+__device__ __forceinline__ void finish_piece(const LinearParams& launch, int index, int first_unit, int stretch_end,
+                                             u32 scratch, int thread, Accumulators<kTiles>& sum) {
+  const Product& p = product_of(launch, index);
+  const Piece piece(p, opaque(first_unit), stretch_end);
+  const Consumer<Format> me(p, thread);
+  const bool is_finisher = me.is_finisher(piece.strips), is_first = piece.begin == piece.block_begin;
+  const int slot = blockIdx.x + piece.row_block;
+  const Strip strip{piece.row_block * p.strips_per_block + me.strip, me.lane};
+  Residual<kTiles> residual;
+  RowScales scales;
+  constexpr bool kAsksEarly = kTiles == 1;  // more would not fit the registers
+  if (kAsksEarly && is_finisher && is_first) {
+    residual.load(p, strip);
+    scales = load_row_scales<Format>(p, strip);
+  }
+  const int team = Shape<Format>::kWarps / p.strips_per_block, member = me.warp / p.strips_per_block;
+  if (is_first && me.strip < piece.strips && (member > 0 || team == 1)) {
+    const int others = piece.end < piece.block_end ? block_of_unit(p, piece.block_end - 1) - blockIdx.x : 0;
+#pragma unroll 1
+    for (int i = max(member, 1); i <= others; i += max(team - 1, 1)) {
+      take_strip(partial_of<kTiles>(launch, p, slot + i, me.strip, me.lane), sum);
+    }
+  }
+  if (team > 1) add_slices<Format>(p, scratch, me.warp, me.lane, sum);
+  if (!is_finisher) return;
+  if (is_first) {
+    if (!kAsksEarly) {
+      residual.load(p, strip);
+      scales = load_row_scales<Format>(p, strip);
+    }
+    finish_strip(p, strip, scales, residual, sum);
+    if (index + 1 < launch.num_products) report_strip(launch, index, me.lane);
+  } else {
+    give_strip(partial_of<kTiles>(launch, p, slot, me.strip, me.lane), sum);
+  }
+}
+
+// Constants of a piece's end, into the L2 while there is time.
+template <class Format>
+__device__ __forceinline__ void prefetch_row_scales(const Product& p, const Piece& piece, int thread) {
+  if (!Format::kScalesRows || thread >= piece.strips) return;
+  prefetch_line(p.row_scale + (piece.row_block * p.strips_per_block + thread) * kStripRows);
 }
 
 // Units whose columns of x shared memory holds. A whole row of x, once there, serves every row
 // block.
 struct Window {
-  int begin = 0, end = 0;
-  bool is_whole = false;
+  int begin, end;
+  bool is_whole;
 };
 
-// From here on what the kernel before has written may be read, and memory may be written.
-__device__ __forceinline__ void begin_reading(const LinearParams& p, const SharedLayout& shared, int thread) {
-  wait_for_previous_kernel();
-  if (p.x_square_sums != nullptr) {
-    load_norm_scales(p, shared.scales, thread / 32, thread % 32);
-    consumer_barrier();
+// Moves the window to `unit`, which it does not hold.
+template <class Format>
+__device__ __forceinline__ void move_window(const LinearParams& launch, const Product& p, const SharedLayout& shared,
+                                            Window& window, const Piece& piece, int unit, int stretch_end,
+                                            bool is_first, int thread) {
+  const int unit_columns = kPartsPerUnit / p.strips_per_block * Format::kPartColumns;
+  const int window_units = p.window / unit_columns;
+  window.is_whole = window_units >= p.units_per_block && stretch_end - unit > window_units;
+  window.begin = window.is_whole ? piece.block_begin : unit;
+  const int count = window.is_whole ? p.units_per_block : min(window_units, stretch_end - unit);
+  window.end = window.begin + count;
+  if (!is_first) consumer_barrier<Format>();
+  const WindowRange range(p, unit_columns, window.begin - piece.block_begin, count);
+  load_window<Format>(p, shared.scales(), shared.window(launch), range, is_first, thread);
+}
+
+// Where a warp finds its share of a unit in its stage, and the addresses of x's fragments.
+template <class Format, int kTiles>
+struct Reader {
+  u32 weights, slab, step;
+  u32 columns[kTiles];
+
+  // Columns past T repeat the last one: their products are never stored. A warp without a strip
+  // repeats the last one; nobody reads its sums.
+  __device__ __forceinline__ Reader(const Product& p, const Consumer<Format>& me, int strips, u32 window,
+                                    int units_before)
+      : step(me.slices * Format::kPartColumns * 2) {
+    const u32 part = me.slice * strips + min(me.strip, strips - 1);
+    weights = part * kPartBytes + me.half * 1024 + me.lane * 16;
+    slab = me.slices * strips * kPartBytes + part_slab<Format>(part, me.half, me.lane);
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      const int t = min(tile * 8 + me.lane / 4, p.tokens - 1);
+      columns[tile] = window + t * window_pitch<Format>(p) + units_before * step +
+                      me.slice * (Format::kPartColumns * 2) + me.half * Format::kPartColumns +
+                      me.lane % 4 * Format::kLaneBytes;
+    }
+  }
+};
+
+// Where memory is fastest, latencies of two units are borne together.
+constexpr bool kPairs = __CUDA_ARCH__ >= 900;
+
+// Multiplies `count` units that follow each other in the ring, kUnits at a time.
+template <int kUnits, class Format, int kTiles>
+__device__ __forceinline__ void multiply_units(const SharedLayout& shared, RingPosition& at, int stages,
+                                               Reader<Format, kTiles>& from, int& count, int lane,
+                                               Accumulators<kTiles>& sum) {
+#pragma unroll 1
+  for (; count >= kUnits; count -= kUnits) {
+    Part<Format> parts[kUnits];
+    u32 read[kUnits];
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      const u32 stage = shared.ring + at.stage * unit_bytes<Format>(kPartsPerUnit);
+      barrier_wait(shared.full + at.stage * 8, at.parity);
+      parts[i] = load_part<Format>(stage + from.weights, stage + from.slab);
+      read[i] = shared.empty() + at.stage * 8;
+      at.advance(stages);
+    }
+    __syncwarp();
+    if (lane == 0) {
+#pragma unroll
+      for (int i = 0; i < kUnits; ++i) barrier_arrive(read[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      multiply_part(sum, parts[i], from.columns);
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) from.columns[tile] += from.step;
+    }
   }
 }
 
 template <class Format, int kTiles>
-__device__ void consume_ring(const LinearParams& p, const SharedLayout& shared, int begin, int end,
-                             int thread) {
-  const int warp = thread / 32, lane = thread % 32;
-  const int slices = kWarps / p.strips_per_block;
-  const int strip = warp % p.strips_per_block, slice = warp / p.strips_per_block;
-  const int unit_columns = slices * Format::kPartColumns, window_units = p.window / unit_columns;
-  const u32 stage_bytes = unit_bytes<Format>(kWarps);
-  const u32 pitch = (p.window + Format::kPitchPad) * 2;
-  // Columns past T repeat the last one: their products are never stored.
-  u32 fragment[kTiles];
-#pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) {
-    const int t = min(tile * 8 + lane / 4, p.tokens - 1);
-    fragment[tile] = shared.window + t * pitch + slice * (Format::kPartColumns * 2) +
-                     (lane % 4) * (Format::kPartColumns == 128 ? 32 : 16);
-  }
-  Window window;
-  RingPosition at;
+__device__ __forceinline__ void consume_product(const LinearParams& p, int index, const SharedLayout& shared,
+                                                RingPosition& at, int thread) {
+  const Stretch mine(product_of(p, index));
+  Window window{};
 #pragma unroll 1
-  for (int unit = begin; unit < end;) {
-    const int row_block = unit / p.units_per_block;
-    const int block_begin = row_block * p.units_per_block, block_end = block_begin + p.units_per_block;
-    const int piece_begin = unit, piece_end = min(end, block_end);
-    const int strips = row_block == p.row_blocks - 1 ? p.last_strips : p.strips_per_block;
-    // A warp without a strip repeats the last one; nobody reads its sums.
-    const int part_index = slice * strips + min(strip, strips - 1);
+  for (int unit = mine.begin; unit < mine.end;) {
+    const int first = unit;
+    const Piece piece(product_of(p, index), first, mine.end);
+    prefetch_row_scales<Format>(product_of(p, index), piece, thread);
     Accumulators<kTiles> sum;
     sum.clear();
-    if (window.is_whole) window.begin = block_begin;
+    if (window.is_whole) window.begin = piece.block_begin, window.end = piece.block_end;
 #pragma unroll 1
-    for (; unit < piece_end; ++unit) {
-      if (unit >= window.end && !window.is_whole) {
-        window.is_whole = window_units >= p.units_per_block && end - unit > window_units;
-        window.begin = window.is_whole ? block_begin : unit;
-        const int count = window.is_whole ? p.units_per_block : min(window_units, end - unit);
-        window.end = window.begin + count;
-        if (unit == begin) {
-          begin_reading(p, shared, thread);
-        } else {
-          consumer_barrier();
-        }
-        load_window(p, shared, pitch, unit_columns, window.begin - block_begin, count, thread);
-        consumer_barrier();
+    while (unit < piece.end) {
+      if (unit >= window.end) {
+        move_window<Format>(p, product_of(p, index), shared, window, piece, unit, mine.end, unit == mine.begin, thread);
       }
-      barrier_wait(shared.full + at.stage * 8, at.parity);
-      const Part part = load_part<Format>(shared.ring + at.stage * stage_bytes, part_index,
-                                          slices * strips, lane);
-      __syncwarp();
-      if (lane == 0) barrier_arrive(shared.empty + at.stage * 8);
-      at.advance(p.stages);
-      u32 columns[kTiles];
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-        columns[tile] = fragment[tile] + (unit - window.begin) * (unit_columns * 2);
+      int count = min(piece.end, window.end) - unit;
+      unit += count;
+      const Consumer<Format> me(product_of(p, index), opaque(thread));
+      Reader<Format, kTiles> from(product_of(p, index), me, piece.strips, shared.window(p),
+                                  unit - count - window.begin);
+      if (kPairs && kTiles == 1) multiply_units<2>(shared, at, p.stages, from, count, me.lane, sum);
+      multiply_units<1>(shared, at, p.stages, from, count, me.lane, sum);
+    }
+    finish_piece<Format>(p, index, first, mine.end, shared.scratch(), opaque(thread), sum);
+  }
+}
+
+// Behind the first wait what the kernel before has written may be read, and memory may be written;
+// behind each other, what the product before has written.
+template <class Format, int kTiles>
+__device__ __forceinline__ void consume_ring(const LinearParams& p, const SharedLayout& shared, int thread) {
+  RingPosition at;
+  u32 passed = 0;
+#pragma unroll 1
+  for (int index = 0; index < p.num_products; ++index) {
+    const bool is_last = index + 1 == p.num_products;
+    if (is_last) allow_next_kernel();
+    call_norm_weight(product_of(p, index), thread);
+    if (index == 0) {
+      wait_for_previous_kernel();
+    } else {
+      wait_for_product<Format>(p, index - 1, thread);
+      // The answer is looked at late: nothing waits for it.
+      if (is_last && thread == 0) {
+        asm volatile("atom.add.relaxed.gpu.global.u32 %0, [%1], 1;" : "=r"(passed) : "l"(passed_blocks(p)) : "memory");
       }
-      multiply_scaled<Format>(sum, part, columns);
     }
-    const Strip target{row_block * p.strips_per_block + strip, opaque(lane)};
-    const RowScales scales = load_row_scales<Format>(p, target);
-    if (slices > 1) add_slices(p, shared.scratch, warp, target.lane, sum);
-    if (slice > 0 || strip >= strips) continue;
-    const int slot = blockIdx.x + row_block;
-    if (piece_begin > block_begin) {
-      give_strip(partial_of<kTiles>(p, slot, strip, target.lane), sum);
-      continue;
-    }
-    if (piece_end < block_end) {
-      const int last = block_of_unit(block_end - 1, p.units_per_block * p.row_blocks);
-      take_strips(p, slot + 1, last - static_cast<int>(blockIdx.x), strip, target.lane, sum);
-    }
-    finish_strip(p, target, scales, sum);
+    consume_product<Format, kTiles>(p, index, shared, at, thread);
+  }
+  if (p.num_products > 1 && thread == 0 && passed + 2 == gridDim.x) {
+#pragma unroll 1
+    for (int i = 0; i <= kMaxProducts; ++i) p.workspace[i] = kEmpty;
   }
 }
 
 template <class Format, int kTiles>
 __device__ __forceinline__ void linear_small_t(const LinearParams& p) {
+  constexpr int kConsumers = Shape<Format>::kConsumers;
   extern __shared__ __align__(128) u8 memory[];
-  const SharedLayout shared = shared_layout<Format, kTiles>(memory, p);
+  const SharedLayout shared = SharedLayout::of(Format{}, memory, p);
   const int thread = threadIdx.x;
-  const int units = p.units_per_block * p.row_blocks;
-  const int begin = range_begin(blockIdx.x, units), end = range_begin(blockIdx.x + 1, units);
   if (thread == kConsumers) {
 #pragma unroll 1
     for (int stage = 0; stage < p.stages; ++stage) {
       barrier_init(shared.full + stage * 8, fill_threads());
-      barrier_init(shared.empty + stage * 8, kWarps);
+      barrier_init(shared.empty() + stage * 8, Shape<Format>::kWarps);
     }
     barrier_init_fence();
   }
-  allow_next_kernel();
   __syncthreads();
   if (thread >= kConsumers) {
     const int lane = thread - kConsumers;
-    if (lane < fill_threads()) fill_ring<Format>(p, shared, begin, end, lane);
+    if (lane < fill_threads()) fill_ring<Format>(p, shared, lane);
     return;
   }
-  consume_ring<Format, kTiles>(p, shared, begin, end, thread);
+  consume_ring<Format, kTiles>(p, shared, thread);
 }
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kThreads, kResidentBlocks)
-linear_small_t_bf16_8(const LinearParams p) { linear_small_t<Bf16, 1>(p); }
+extern "C" __global__ void __launch_bounds__(Shape<Bf16>::kThreads, 1)
+linear_small_t_bf16_8(const __grid_constant__ LinearParams p) { linear_small_t<Bf16, 1>(p); }
 
-extern "C" __global__ void __launch_bounds__(kThreads, kResidentBlocks)
-linear_small_t_bf16_16(const LinearParams p) { linear_small_t<Bf16, 2>(p); }
+extern "C" __global__ void __launch_bounds__(Shape<Bf16>::kThreads, 1)
+linear_small_t_bf16_16(const __grid_constant__ LinearParams p) { linear_small_t<Bf16, 2>(p); }
 
-extern "C" __global__ void __launch_bounds__(kThreads, kResidentBlocks)
-linear_small_t_fp8_row_8(const LinearParams p) { linear_small_t<E4m3Row, 1>(p); }
+extern "C" __global__ void __launch_bounds__(Shape<E4m3Row>::kThreads, 1)
+linear_small_t_fp8_row_8(const __grid_constant__ LinearParams p) { linear_small_t<E4m3Row, 1>(p); }
 
-extern "C" __global__ void __launch_bounds__(kThreads, kResidentBlocks)
-linear_small_t_fp8_row_16(const LinearParams p) { linear_small_t<E4m3Row, 2>(p); }
+extern "C" __global__ void __launch_bounds__(Shape<E4m3Row>::kThreads, 1)
+linear_small_t_fp8_row_16(const __grid_constant__ LinearParams p) { linear_small_t<E4m3Row, 2>(p); }
 
-extern "C" __global__ void __launch_bounds__(kThreads, kResidentBlocks)
-linear_small_t_fp8_block_8(const LinearParams p) { linear_small_t<E4m3Block, 1>(p); }
+extern "C" __global__ void __launch_bounds__(Shape<E4m3Block>::kThreads, 1)
+linear_small_t_fp8_block_8(const __grid_constant__ LinearParams p) { linear_small_t<E4m3Block, 1>(p); }
 
-extern "C" __global__ void __launch_bounds__(kThreads, kResidentBlocks)
-linear_small_t_fp8_block_16(const LinearParams p) { linear_small_t<E4m3Block, 2>(p); }
+extern "C" __global__ void __launch_bounds__(Shape<E4m3Block>::kThreads, 1)
+linear_small_t_fp8_block_16(const __grid_constant__ LinearParams p) { linear_small_t<E4m3Block, 2>(p); }
 
-extern "C" __global__ void __launch_bounds__(kThreads, kResidentBlocks)
-linear_small_t_nvfp4_8(const LinearParams p) { linear_small_t<E2m1, 1>(p); }
+extern "C" __global__ void __launch_bounds__(Shape<E2m1>::kThreads, 1)
+linear_small_t_nvfp4_8(const __grid_constant__ LinearParams p) { linear_small_t<E2m1, 1>(p); }
 
-extern "C" __global__ void __launch_bounds__(kThreads, kResidentBlocks)
-linear_small_t_nvfp4_16(const LinearParams p) { linear_small_t<E2m1, 2>(p); }
+extern "C" __global__ void __launch_bounds__(Shape<E2m1>::kThreads, 1)
+linear_small_t_nvfp4_16(const __grid_constant__ LinearParams p) { linear_small_t<E2m1, 2>(p); }

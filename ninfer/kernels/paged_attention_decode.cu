@@ -3,6 +3,7 @@
 // Contract: ninfer/ops/paged_attention_decode.py. Entries
 //   paged_attention_decode_<kv dtype>_<head_dim>_<rows>   units of keys, `rows` queries at a time
 //   paged_attention_combine_<head_dim>                    the units of a column joined, gated
+// The units of heads of 32 are those of 64, the upper half zeros; joined they are 32 again.
 //
 // A resident grid walks over items (sequence, unit, KV head, block of queries) that exist now, so
 // that neither a long capacity nor lengths that differ cost anything. A query is a column and a
@@ -32,7 +33,7 @@ constexpr int kScorePitch = kUnitTokens + 16;
 constexpr float kNever = -3.40282347e38f;
 
 struct PagedDecodeParams {
-  const u16* q;            // [T, H, D] bf16
+  const u16* q;            // [T, H, stored D] bf16
   const u8* pages;         // one layer's
   const u8* scales;        // one layer's, null for bf16
   const int* page_tables;  // [R, max_pages]
@@ -65,6 +66,7 @@ struct Item {
 struct WorkList {
   const int* first_units;  // [R + 1] units of all sequences before
   const int* lengths;      // [R] keys
+  const int* old_lengths;  // [R] keys that were there before this launch's columns
   int count;
 
   // `row` is where an earlier item lay.
@@ -84,7 +86,8 @@ struct WorkList {
 };
 
 // Called by all threads; a barrier has to follow.
-__device__ __forceinline__ void count_units(const PagedDecodeParams& p, int* first_units, int* lengths) {
+__device__ __forceinline__ void count_units(const PagedDecodeParams& p, int* first_units, int* lengths,
+                                            int* old_lengths) {
   if (threadIdx.x >= 32) return;
   const int lane = threadIdx.x;
   int total = 0;
@@ -92,9 +95,15 @@ __device__ __forceinline__ void count_units(const PagedDecodeParams& p, int* fir
     const int row = base + lane;
     int length = 0;
     if (row < p.rows) {
+      int old_length = 0x7fffffff;
       const int last = __ldcg(p.row_starts + row + 1);
-      for (int t = __ldcg(p.row_starts + row); t < last; ++t) length = max(length, __ldcg(p.ordinals + t) + 1);
+      for (int t = __ldcg(p.row_starts + row); t < last; ++t) {
+        const int ordinal = __ldcg(p.ordinals + t);
+        length = max(length, ordinal + 1);
+        if (ordinal >= 0) old_length = min(old_length, ordinal);
+      }
       lengths[row] = length;
+      old_lengths[row] = min(old_length, length);
     }
     const int units = unit_count(length);
     int until = units;
@@ -449,13 +458,32 @@ struct Decoder {
     store(item, out);
   }
 
+  // Whether the next stage holds only keys that were there before the kernel ahead began.
+  __device__ __forceinline__ bool is_fill_old() const {
+    if (fill_index >= work.count) return true;
+    const int page = fill_step < fill_item.pages ? fill_step : fill_step - fill_item.pages;
+    const int end = min((page + 1) * kPageTokens, fill_item.keys);
+    return fill_item.start + end <= work.old_lengths[fill_item.row];
+  }
+
   __device__ __forceinline__ void run() {
     fill_index = blockIdx.x;
-    if (fill_index >= work.count) return;
+    if (fill_index >= work.count) {
+      wait_for_previous_kernel();
+      return;
+    }
     fill_item = work.item(p, fill_index, 0);
     fill_step = fill_stage = read_stage = 0;
     look_ahead();
-    for (int stage = 0; stage < p.stages - 1; ++stage) fill();
+    bool has_waited = false;
+    for (int stage = 0; stage < p.stages - 1; ++stage) {
+      if (!has_waited && !is_fill_old()) {
+        wait_for_previous_kernel();
+        has_waited = true;
+      }
+      fill();
+    }
+    if (!has_waited) wait_for_previous_kernel();
     int row = 0, kv_head = -1, row_block = -1;
     for (int index = blockIdx.x; index < work.count; index += gridDim.x) {
       const Item item = work.item(p, index, row);
@@ -478,12 +506,13 @@ __device__ __forceinline__ void paged_attention_decode(const PagedDecodeParams& 
   int* ordinals = reinterpret_cast<int*>(scores + Unit::kRows * kScorePitch);
   int* heads = ordinals + Unit::kRows;
   int* lengths = heads + Unit::kRows;
-  int* first_units = lengths + p.rows;
+  int* old_lengths = lengths + p.rows;
+  int* first_units = old_lengths + p.rows;
   allow_next_kernel();
-  wait_for_previous_kernel();
-  count_units(p, first_units, lengths);
+  // Rows, ordinals and page tables were there before the kernel ahead began.
+  count_units(p, first_units, lengths, old_lengths);
   __syncthreads();
-  const WorkList work{first_units, lengths, first_units[p.rows] * p.kv_heads * p.row_blocks};
+  const WorkList work{first_units, lengths, old_lengths, first_units[p.rows] * p.kv_heads * p.row_blocks};
   const int thread = threadIdx.x, lane = thread % 32;
   Unit unit{p, memory, queries, scores, ordinals, heads, work, thread, thread / 32, lane / 4, lane % 4};
   unit.run();
@@ -505,7 +534,8 @@ __device__ __forceinline__ float block_max(float value) {
 }
 
 // A block takes 64 dimensions of a head; threads 16 i .. 16 i + 15 add up units i, i + 16, ..
-template <int kDim>
+// The first kHeadDim of a head's kDim dimensions are stored.
+template <int kDim, int kHeadDim = kDim>
 __device__ __forceinline__ void paged_attention_combine(const PagedCombineParams& p) {
   __shared__ float parts[kCombineParts][kCombineDims + 4];
   __shared__ float masses[kCombineParts];
@@ -533,17 +563,17 @@ __device__ __forceinline__ void paged_attention_combine(const PagedCombineParams
   *reinterpret_cast<float4*>(&parts[part][4 * lane]) = total;
   if (lane == 0) masses[part] = mass;
   __syncthreads();
-  if (thread >= kCombineDims) return;
+  if (thread >= min(kCombineDims, kHeadDim)) return;
   float sum = 0.f, all = 0.f;
 #pragma unroll
   for (int i = 0; i < kCombineParts; ++i) sum += parts[i][thread], all += masses[i];
   const int h = head - t * p.heads;
   float y = units > 0 ? sum / all : 0.f;
   if (p.gate != nullptr) {
-    const u16* gate = p.gate + static_cast<u64>(t) * p.gate_stride + (2 * h + 1) * kDim + dim;
+    const u16* gate = p.gate + static_cast<u64>(t) * p.gate_stride + (2 * h + 1) * kHeadDim + dim;
     y *= 1.f / (1.f + __expf(-bf16_to_float(__ldcg(gate + thread))));
   }
-  p.y[static_cast<u64>(t) * p.y_stride + h * kDim + dim + thread] = units > 0 ? float_to_bf16(y) : u16{0};
+  p.y[static_cast<u64>(t) * p.y_stride + h * kHeadDim + dim + thread] = units > 0 ? float_to_bf16(y) : u16{0};
 }
 
 }  // namespace
@@ -682,6 +712,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
 paged_attention_decode_int8_256_32(const PagedDecodeParams p) {
   paged_attention_decode<KvFormat::kInt8, 256, 4>(p);
 }
+
+extern "C" __global__ void __launch_bounds__(kCombineThreads)
+paged_attention_combine_32(const PagedCombineParams p) { paged_attention_combine<64, 32>(p); }
 
 extern "C" __global__ void __launch_bounds__(kCombineThreads)
 paged_attention_combine_64(const PagedCombineParams p) { paged_attention_combine<64>(p); }

@@ -2,7 +2,8 @@
 //
 // Contract: ninfer/ops/paged_attention_prefill.py. Entries
 //   paged_attention_prefill_<kv dtype>_<head_dim>_<rows>   128 queries a block, 64 where 128 queries
-//                                                          of 256 dimensions do not fit
+//                                                          of 256 dimensions do not fit; heads of 32
+//                                                          as 64, the upper half zeros
 //
 // A query is a column and a head of the KV head's group, packed column by column, so that a tile of
 // queries shares its keys. Online softmax over pages of 64 keys (Dao 2023, arXiv:2307.08691): a warp
@@ -27,7 +28,7 @@ constexpr float kNever = -3.40282347e38f;
 constexpr int kKeyTiles = kPageTokens / 8;
 
 struct PagedPrefillParams {
-  const u16* q;           // [T, H, D] bf16
+  const u16* q;           // [T, H, stored D] bf16
   const u8* pages;        // one layer's
   const u8* scales;       // one layer's, null for bf16
   const int* page_table;  // [max_pages]
@@ -40,7 +41,8 @@ struct PagedPrefillParams {
 };
 static_assert(sizeof(PagedPrefillParams) == 88, "ninfer/ops/paged_attention_prefill.py mirrors this struct");
 
-template <KvFormat kFormat, int kDim, int kWarps>
+// Heads of kHeadDim numbers in places of kDim, zeros behind them.
+template <KvFormat kFormat, int kDim, int kWarps, int kHeadDim>
 struct Prefill {
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kRows = 16 * kWarps;
@@ -235,10 +237,10 @@ struct Prefill {
       if (t >= p.tokens) continue;
       const int head = kv_head * p.group + query - t * p.group, dim = lane % 4 * 2;
       const float scale = last[half] < 0 ? 0.f : 1.f / sum;
-      u16* y = p.y + static_cast<u64>(t) * p.y_stride + head * kDim + dim;
-      const u16* gate = p.gate + static_cast<u64>(t) * p.gate_stride + (2 * head + 1) * kDim + dim;
+      u16* y = p.y + static_cast<u64>(t) * p.y_stride + head * kHeadDim + dim;
+      const u16* gate = p.gate + static_cast<u64>(t) * p.gate_stride + (2 * head + 1) * kHeadDim + dim;
 #pragma unroll
-      for (int n = 0; n < kDimTiles; ++n) {
+      for (int n = 0; n < kHeadDim / 8; ++n) {
         float low = outputs[n][2 * half] * scale, high = outputs[n][2 * half + 1] * scale;
         if (p.gate != nullptr) {
           const u32 pair = __ldcg(reinterpret_cast<const u32*>(gate + 8 * n));
@@ -303,9 +305,9 @@ __device__ __forceinline__ int last_ordinal(const int* ordinals, int first, int 
   return last;
 }
 
-template <KvFormat kFormat, int kDim, int kWarps>
+template <KvFormat kFormat, int kDim, int kWarps, int kHeadDim = kDim>
 __device__ __forceinline__ void paged_attention_prefill(const PagedPrefillParams& p) {
-  using Tile = Prefill<kFormat, kDim, kWarps>;
+  using Tile = Prefill<kFormat, kDim, kWarps, kHeadDim>;
   extern __shared__ __align__(128) u8 memory[];
   allow_next_kernel();
   wait_for_previous_kernel();
@@ -332,6 +334,11 @@ __device__ __forceinline__ void paged_attention_prefill(const PagedPrefillParams
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(256, 1)
+paged_attention_prefill_bf16_32_128(const PagedPrefillParams p) {
+  paged_attention_prefill<KvFormat::kBf16, 64, 8, 32>(p);
+}
+
+extern "C" __global__ void __launch_bounds__(256, 1)
 paged_attention_prefill_bf16_64_128(const PagedPrefillParams p) {
   paged_attention_prefill<KvFormat::kBf16, 64, 8>(p);
 }
@@ -352,6 +359,11 @@ paged_attention_prefill_bf16_256_64(const PagedPrefillParams p) {
 }
 
 extern "C" __global__ void __launch_bounds__(256, 1)
+paged_attention_prefill_fp8_32_128(const PagedPrefillParams p) {
+  paged_attention_prefill<KvFormat::kFp8, 64, 8, 32>(p);
+}
+
+extern "C" __global__ void __launch_bounds__(256, 1)
 paged_attention_prefill_fp8_64_128(const PagedPrefillParams p) {
   paged_attention_prefill<KvFormat::kFp8, 64, 8>(p);
 }
@@ -369,6 +381,11 @@ paged_attention_prefill_fp8_256_128(const PagedPrefillParams p) {
 extern "C" __global__ void __launch_bounds__(128, 1)
 paged_attention_prefill_fp8_256_64(const PagedPrefillParams p) {
   paged_attention_prefill<KvFormat::kFp8, 256, 4>(p);
+}
+
+extern "C" __global__ void __launch_bounds__(256, 1)
+paged_attention_prefill_int8_32_128(const PagedPrefillParams p) {
+  paged_attention_prefill<KvFormat::kInt8, 64, 8, 32>(p);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 1)

@@ -26,6 +26,7 @@ from ninfer.contract.model import (
 )
 from ninfer.models.rope_config import RopeDefaults, extended_max_position, parse_rope
 
+WRAPPER_SUFFIX: Final = "ForConditionalGeneration"
 MAX_LAYERS: Final = 4096
 MAX_EXPERTS: Final = 65_536
 MAX_WIDTH: Final = 2**24
@@ -75,7 +76,7 @@ def parse_config(raw: Mapping[str, Any], path: Path) -> ModelConfig:
     top = Fields(path, raw)
     architecture = _architecture(top)
     family = FAMILIES[architecture]
-    text = top.child("text_config") if top.has("text_config") else top
+    text = _text_fields(top, architecture)
     _refuse_unsupported(top, text, family)
     layers = _layers(text, family)
     max_position = text.integer("max_position_embeddings", 1, default=32_768)
@@ -99,6 +100,14 @@ def parse_config(raw: Mapping[str, Any], path: Path) -> ModelConfig:
     )
 
 
+def _text_fields(top: Fields, architecture: str) -> Fields:
+    if top.has("text_config"):
+        return top.child("text_config")
+    if architecture.endswith(WRAPPER_SUFFIX) and not top.has("num_hidden_layers"):
+        raise top.error("text_config", "missing")
+    return top
+
+
 def _architecture(top: Fields) -> str:
     names = top.texts("architectures")
     if len(names) != 1 or names[0] not in FAMILIES:
@@ -111,7 +120,6 @@ def _architecture(top: Fields) -> str:
 
 def _refuse_unsupported(top: Fields, text: Fields, family: Family) -> None:
     for fields in (text, top):
-        _refuse_quantisation(fields)
         _check_dtype(fields)
     for key in ("attention_bias", "use_sliding_window", "mtp_use_dedicated_embeddings"):
         if text.flag(key, False):
@@ -122,16 +130,6 @@ def _refuse_unsupported(top: Fields, text: Fields, family: Family) -> None:
     if family.is_hybrid:
         _require(text, "output_gate_type", ("silu", "swish"), "silu")
         _require(text, "mamba_ssm_dtype", ("float32",), "float32")
-
-
-def _refuse_quantisation(fields: Fields) -> None:
-    for key in ("quantization_config", "compression_config"):
-        if fields.has(key):
-            method = fields.child(key).text("quant_method", default="unknown")
-            raise fields.error(
-                f"{key}.quant_method",
-                f"{method!r} checkpoints are not supported yet (BF16, F16 and F32 weights are)",
-            )
 
 
 def _check_dtype(fields: Fields) -> None:

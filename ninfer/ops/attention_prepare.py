@@ -1,18 +1,19 @@
 """attention_prepare: a projection's queries, keys and values made ready for attention.
 
     q = rotary(rms_norm(qkv's queries, q_norm));  k = rotary(rms_norm(qkv's keys, k_norm))
-    q -> q [T, H, D];  k and v -> the page of the column's row at the column's ordinal
+    q -> q [T, H, S];  k and v -> the page of the column's row at the column's ordinal
 
 Shapes     qkv [T, H * D + 2 * Hk * D], or with an output gate, D numbers behind each query head,
            [T, 2 * H * D + 2 * Hk * D]; q_norm and k_norm [D]; rope_positions [3, T]; ordinals and
            column_rows [T]; page_tables [R, P]; rotary inverse and axes [half], 2 * half <= D;
-           q [T, H, D]; pages as in kv_pages; D 64, 128 or 256
+           D of kv_pages.HEAD_DIMS; q [T, H, S] and pages as in kv_pages, S = stored_dim(D)
 Dtypes     qkv, norms and q bf16; inverse f32; indices int32; sums, angles, cos and sin f32; q, and
            k and v before they are coded, rounded to bf16 once
 Units      eps > 0; norm_offset added to the norm weights; rope_positions and ordinals in tokens
-Effects    writes every element of q and one place of the pages for each column; a column depends on
-           itself alone, bit for bit. A column with a negative ordinal is padding: its q is zero and
-           no page is written. Columns lie at different places
+Effects    writes every element of q and one place of the pages for each column, zeros behind the D
+           numbers of a head; a column depends on itself alone, bit for bit. A column with a
+           negative ordinal is padding: its q is zero and no page is written. Columns lie at
+           different places
 Errors     OpContractError for a shape, dtype, stride or alignment outside the above
 Tolerance  ROTATED_BF16
 Source     ops qk_norm, rotary, kv_write
@@ -31,7 +32,7 @@ from ninfer.kernels.library import KernelLibrary
 from ninfer.ops import rms_norm, rotary
 from ninfer.ops.checks import fail
 from ninfer.ops.device_checks import require_alignment, require_view
-from ninfer.ops.kv_pages import KvPages, KvPagesView, view_pages
+from ninfer.ops.kv_pages import HEAD_DIMS, KvPages, stored_dim, view_pages
 
 _OP: Final = "attention_prepare"
 
@@ -103,15 +104,18 @@ def launch(
     """
     pages = view_pages(_OP, kv)
     queries = view_of(_OP, "q", q, "uint16", 3)
-    tokens, heads, head_dim = queries.shape
-    if tokens < 1 or head_dim != pages.head_dim or heads < 1 or heads % pages.num_kv_heads:
+    tokens, heads, width = queries.shape
+    if tokens < 1 or width != pages.head_dim or heads < 1 or heads % pages.num_kv_heads:
         fail(_OP, f"q has shape {queries.shape} for {pages.num_kv_heads} heads x {pages.head_dim}")
+    (head_dim,) = view_of(_OP, "q_norm", norms.q_norm, "uint16", 1).shape
+    if head_dim not in HEAD_DIMS or stored_dim(head_dim) != width:
+        fail(_OP, f"q_norm has {head_dim} weights for heads stored as {width}")
     params = np.zeros((), _PARAMS)
     params["q"] = require_view(_OP, "q", q, "uint16", queries.shape, alignment_bytes=16).address
     params["tokens"], params["heads"], params["kv_heads"] = tokens, heads, pages.num_kv_heads
     params["pages"], params["scales"] = pages.address, pages.scales_address
     source = view_of(_OP, "qkv", qkv, "uint16", 2)
-    params["has_gate"] = _has_gate(source.shape, tokens, heads, pages)
+    params["has_gate"] = _has_gate(source.shape, tokens, head_dim, heads, pages.num_kv_heads)
     require_alignment(_OP, "qkv", source, "uint16", 16)
     params["qkv"], params["qkv_stride"] = source.address, source.row_stride
     if not norms.eps > 0.0:
@@ -142,9 +146,11 @@ def launch(
     )  # fmt: skip
 
 
-def _has_gate(shape: tuple[int, ...], tokens: int, heads: int, pages: KvPagesView) -> bool:
-    plain = (heads + 2 * pages.num_kv_heads) * pages.head_dim
-    gated = plain + heads * pages.head_dim
+def _has_gate(
+    shape: tuple[int, ...], tokens: int, head_dim: int, heads: int, kv_heads: int
+) -> bool:
+    plain = (heads + 2 * kv_heads) * head_dim
+    gated = plain + heads * head_dim
     if shape not in ((tokens, plain), (tokens, gated)):
         fail(_OP, f"qkv has shape {shape}, expected {tokens} x {plain}, or {gated} with gates")
     return shape[1] == gated

@@ -44,8 +44,7 @@ _PARAMS: Final = np.dtype(
         ("norm", "<u8"), ("windows", "<u8"), ("states", "<u8"), ("row_starts", "<u8"),
         ("read_slots", "<u8"), ("write_slots", "<u8"), ("y", "<u8"), ("window_stride", "<u8"),
         ("state_stride", "<u8"), ("projection_stride", "<i4"), ("y_stride", "<i4"),
-        ("key_heads", "<i4"), ("value_heads", "<i4"), ("width", "<i4"), ("num_slots", "<i4"),
-        ("eps", "<f4"), ("padding", "<i4"),
+        ("key_heads", "<i4"), ("value_heads", "<i4"), ("width", "<i4"), ("eps", "<f4"),
     ]
 )  # fmt: skip
 
@@ -65,7 +64,9 @@ def launch(
 ) -> None:
     """Queue all rows on `stream`; returns before they have run.
 
-    is_chained   may start while the kernel ahead of it in the stream still runs
+    is_chained   may start while the kernel ahead of it in the stream still runs: that kernel, and
+                 all that it did not wait for itself, may write the projection, but not rows, nor
+                 windows and states of read_slots
     """
     gdn_device.require_sizes(_OP, config)
     if not eps > 0.0:
@@ -77,7 +78,7 @@ def launch(
     gdn_device.set_weights(_OP, params, config, weights)
     dk, dv = config.key_head_dim, config.value_head_dim
     params["norm"] = require_view(_OP, "norm", weights.norm, "uint16", (dv,)).address
-    params["num_slots"] = gdn_device.set_memory(_OP, params, config, memory)
+    gdn_device.set_memory(_OP, params, config, memory)
     num_rows = gdn_device.set_rows(_OP, params, rows)
     threads = min(_MAX_THREADS, dk * dv // _STATE_PER_THREAD)
     kernels.function("gdn_decode", f"gdn_decode_{dk}x{dv}").launch(

@@ -7,7 +7,8 @@
     int8    scale = f16(amax / 127);  code = round(x / scale) within [-127, 127]
 
 x is what bf16 would have stored; where scale is 0 so are the codes. Keys are stored normed and
-rotated.
+rotated. Heads of 32 numbers lie in places of D = 64, the rest of them zeros: these add nothing to
+a product of a query and a key, and stay zeros in a sum of values.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from ninfer.ops.checks import fail
 from ninfer.ops.device_checks import require_view
 from ninfer.ops.float_codecs import E4M3_MAX, ByteArray, e4m3_to_float, float_to_e4m3
 
-HEAD_DIMS: Final = (64, 128, 256)
+HEAD_DIMS: Final = (32, 64, 128, 256)
+"""Numbers of a head that there are kernels for."""
+_STORED_DIMS: Final = (64, 128, 256)
 SCALE_GROUP: Final = 64
 """Numbers of a head that share a scale in int8 pages."""
 _FORMATS: Final = {"uint16": "bf16", "uint8": "fp8", "int8": "int8"}
@@ -45,7 +48,7 @@ class KvPages(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KvPagesView:
-    """Checked pages. format is bf16, fp8 or int8; scales_address 0 for bf16."""
+    """Checked pages. format is bf16, fp8 or int8; head_dim as stored; scales_address 0 for bf16."""
 
     format: str
     num_pages: int
@@ -65,6 +68,11 @@ class KvPagesView:
         return self.head_dim * (2 if self.format == "bf16" else 1)
 
 
+def stored_dim(head_dim: int) -> int:
+    """Numbers that the place of a head of HEAD_DIMS has."""
+    return max(head_dim, _STORED_DIMS[0])
+
+
 def view_pages(op: str, kv: KvPages) -> KvPagesView:
     """Check dtypes, shapes and alignment. Raises OpContractError."""
     interface = kv.pages.__cuda_array_interface__
@@ -73,10 +81,9 @@ def view_pages(op: str, kv: KvPages) -> KvPagesView:
         fail(op, f"pages are {dtype}, expected one of {', '.join(_FORMATS)}")
     shape = view_of(op, "pages", kv.pages, dtype, 5).shape
     num_pages, parts, kv_heads, tokens, head_dim = shape
-    if parts != 2 or tokens != PAGE_TOKENS or head_dim not in HEAD_DIMS or 0 in shape:
-        fail(
-            op, f"pages have shape {shape}, expected [P, 2, Hk, {PAGE_TOKENS}, one of {HEAD_DIMS}]"
-        )
+    if parts != 2 or tokens != PAGE_TOKENS or head_dim not in _STORED_DIMS or 0 in shape:
+        wanted = f"[P, 2, Hk, {PAGE_TOKENS}, one of {_STORED_DIMS}]"
+        fail(op, f"pages have shape {shape}, expected {wanted}")
     pages = require_view(op, "pages", kv.pages, dtype, shape, alignment_bytes=16)
     scales = _view_scales(op, kv.scales, _FORMATS[dtype], shape)
     return KvPagesView(_FORMATS[dtype], num_pages, kv_heads, head_dim, pages.address, scales)

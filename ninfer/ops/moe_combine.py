@@ -112,7 +112,7 @@ def launch(
         params["square_sums"] = view.address
     threads = min(_MAX_THREADS, -(-columns // 256) * 32)
     entry = "moe_combine_f32" if is_float else "moe_combine_bf16"
-    kernels.function("moe_experts_small_t", entry).launch(
+    kernels.function("moe_combine", entry).launch(
         (tokens, 1, 1), (threads, 1, 1), params, stream=stream, programmatic=is_chained
     )
 

@@ -37,10 +37,10 @@ MAX_EXPERTS: Final = 512
 MAX_EXPERTS_PER_TOKEN: Final = 16
 _PARAMS: Final = np.dtype(
     [
-        ("logits", "<u8"), ("x", "<u8"), ("gate", "<u8"), ("expert_ids", "<u8"),
-        ("weights", "<u8"), ("shared_gate", "<u8"), ("num_experts", "<i4"),
-        ("experts_per_token", "<i4"), ("renormalise", "<i4"), ("logits_stride", "<i4"),
-        ("x_stride", "<i4"), ("columns", "<i4"),
+        ("logits", "<u8"), ("logits_stride", "<i4"), ("num_experts", "<i4"),
+        ("experts_per_token", "<i4"), ("renormalise", "<i4"), ("x", "<u8"), ("gate", "<u8"),
+        ("expert_ids", "<u8"), ("weights", "<u8"), ("shared_gate", "<u8"), ("x_stride", "<i4"),
+        ("columns", "<i4"),
     ]
 )  # fmt: skip
 

@@ -4,9 +4,10 @@
               head h * Hk // H of the row that column t lies in
     with a gate: y[t, h] * sigmoid(gate[t, h])
 
-Shapes     q [T, H, D], H % Hk == 0, H / Hk <= 16; pages as in kv_pages; page_tables [R, P];
+Shapes     q [T, H, S], H % Hk == 0, H / Hk <= 16; pages as in kv_pages; page_tables [R, P];
            row_starts [R + 1], a row has at most `columns_per_row` columns; ordinals [T];
-           gate: the projection [T, 2 * H * D + 2 * Hk * D]; y [T, H * D]
+           gate: the projection [T, 2 * H * D + 2 * Hk * D]; y [T, H * D]; D of kv_pages.HEAD_DIMS,
+           S = stored_dim(D), zeros in q and pages behind a head's D numbers
 Dtypes     q, gate and y bf16; indices int32; scores and sums f32, probabilities (times the scale of
            8-bit values) bf16 in products, y rounded once
 Units      scale usually D ** -0.5
@@ -15,7 +16,7 @@ Effects    writes every element of y; zeros for a column with a negative ordinal
 Order      keys are cut at positions that depend on nothing else (`unit_count`), and units are
            joined in an order of their number: a column's bits depend neither on T nor on the other
            columns
-Workspace  f32 of `workspace_size` elements, aligned to 16 bytes, any content
+Workspace  f32 of `workspace_size` elements for heads of S, aligned to 16 bytes, any content
 Errors     OpContractError for a shape, dtype, stride or alignment outside the above
 Tolerance  BF16_ATTENTION
 Source     Dao et al. 2023, Flash-Decoding; the definition is paged_attention's
@@ -32,11 +33,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ninfer.contract.units import PAGE_TOKENS
-from ninfer.kernels.device_array import DeviceArray, view_of
+from ninfer.kernels.device_array import DeviceArray, DeviceView, view_of
 from ninfer.kernels.library import DeviceLimits, KernelLibrary
 from ninfer.ops.checks import fail
 from ninfer.ops.device_checks import require_alignment, require_view
-from ninfer.ops.kv_pages import KvPages, KvPagesView, view_pages
+from ninfer.ops.kv_pages import HEAD_DIMS, KvPages, KvPagesView, stored_dim, view_pages
 
 _OP: Final = "paged_attention_decode"
 
@@ -104,7 +105,7 @@ def shape_decode(pages: KvPagesView, queries: int, rows: int, limits: DeviceLimi
     wanted = next((count for count in _TILE_QUERIES if count >= queries), _TILE_QUERIES[-1])
     candidates = [count for count in reversed(_TILE_QUERIES) if count <= wanted]
     for tile, (resident, least) in itertools.product(candidates, ((2, 3), (1, 2))):
-        fixed_bytes = tile * query_bytes + 4 * (2 * rows + 1)
+        fixed_bytes = tile * query_bytes + 4 * (3 * rows + 1)
         share = limits.shared_bytes_per_multiprocessor // resident - _BLOCK_RESERVE_BYTES
         budget = min(limits.shared_bytes_per_block, share) - fixed_bytes
         stages = min(_MAX_STAGES, budget // stage_bytes)
@@ -133,7 +134,9 @@ def launch(
     """Queue y on `stream`, two kernels; returns before they have run.
 
     gate         the projection that q came from, when each query head is followed by its gate
-    is_chained   may start while the kernel ahead of it in the stream still runs
+    is_chained   may start while the kernel ahead of it in the stream still runs: that kernel, and
+                 all that it did not wait for itself, may write q, the gate and the keys and values
+                 of these columns, but no earlier ones, nor rows, ordinals or page tables
     shape        for measurements; by default what shape_decode says
     """
     pages = view_pages(_OP, kv)
@@ -158,7 +161,7 @@ def launch(
     params["group"], params["max_units"], params["stages"] = group, max_units, used.stages
     row_blocks = -(-columns_per_row * group // used.tile_queries)
     params["row_blocks"], params["scale_log2e"] = row_blocks, scale * _LOG2_E
-    combine = _combine_params(params, pages, tokens, y, gate)
+    combine, head_dim = _combine_params(params, pages, tokens, y, gate)
     entry = f"{_OP}_{pages.format}_{pages.head_dim}_{used.tile_queries}"
     function = kernels.function(_OP, entry)
     function.reserve_shared(kernels.limits.shared_bytes_per_block)
@@ -168,7 +171,7 @@ def launch(
         (min(items, resident * kernels.limits.num_multiprocessors), 1, 1), (_THREADS, 1, 1), params,
         stream=stream, shared_bytes=used.shared_bytes, programmatic=is_chained,
     )  # fmt: skip
-    kernels.function(_OP, f"paged_attention_combine_{pages.head_dim}").launch(
+    kernels.function(_OP, f"paged_attention_combine_{head_dim}").launch(
         (tokens * heads, pages.head_dim // _COMBINE_DIMS, 1), (_COMBINE_THREADS, 1, 1), combine,
         stream=stream, programmatic=is_chained,
     )  # fmt: skip
@@ -200,27 +203,37 @@ def _combine_params(
     tokens: int,
     y: DeviceArray,
     gate: DeviceArray | None,
-) -> NDArray[np.void]:
-    heads, head_dim = int(params["heads"]), pages.head_dim
+) -> tuple[NDArray[np.void], int]:
+    """The combination's struct, and the D of its entry."""
+    heads = int(params["heads"])
     combine = np.zeros((), _COMBINE_PARAMS)
     for name in ("outputs", "sums", "ordinals", "heads", "max_units"):
         combine[name] = params[name]
-    view = require_view(
-        _OP, "y", y, "uint16", (tokens, heads * head_dim), alignment_bytes=16,
-        allows_row_stride=True,
-    )  # fmt: skip
+    view, head_dim = view_output(_OP, y, pages, tokens, heads)
     combine["y"], combine["y_stride"] = view.address, view.row_stride
     if gate is not None:
-        combine["gate"], combine["gate_stride"] = view_gate(_OP, gate, pages, tokens, heads)
-    return combine
+        width = 2 * (heads + pages.num_kv_heads) * head_dim
+        combine["gate"], combine["gate_stride"] = view_gate(_OP, gate, tokens, width)
+    return combine, head_dim
 
 
-def view_gate(
-    op: str, gate: DeviceArray, pages: KvPagesView, tokens: int, heads: int
-) -> tuple[int, int]:
-    """Address and row stride of a projection with gates. Raises OpContractError."""
+def view_output(
+    op: str, y: DeviceArray, pages: KvPagesView, tokens: int, heads: int
+) -> tuple[DeviceView, int]:
+    """y [T, H * D] and the D that it shows. Raises OpContractError."""
+    width = view_of(op, "y", y, "uint16", 2).shape[1]
+    head_dim = next((dim for dim in HEAD_DIMS if heads * dim == width), 0)
+    if not head_dim or stored_dim(head_dim) != pages.head_dim:
+        fail(op, f"y has {width} columns for {heads} heads stored as {pages.head_dim}")
+    view = require_view(
+        op, "y", y, "uint16", (tokens, width), alignment_bytes=16, allows_row_stride=True
+    )
+    return view, head_dim
+
+
+def view_gate(op: str, gate: DeviceArray, tokens: int, width: int) -> tuple[int, int]:
+    """Address and row stride of a projection [T, width] with gates. Raises OpContractError."""
     view = view_of(op, "gate", gate, "uint16", 2)
-    width = 2 * (heads + pages.num_kv_heads) * pages.head_dim
     if view.shape != (tokens, width):
         fail(op, f"gate has shape {view.shape}, expected the projection {(tokens, width)}")
     require_alignment(op, "gate", view, "uint16", 16)

@@ -4,8 +4,9 @@
               head h * Hk // H
     with a gate: y[t, h] * sigmoid(gate[t, h])
 
-Shapes     q [T, H, D], H % Hk == 0; pages as in kv_pages; page_table [P] of the sequence;
-           ordinals [T]; gate: the projection [T, 2 * H * D + 2 * Hk * D]; y [T, H * D]
+Shapes     q [T, H, S], H % Hk == 0; pages as in kv_pages; page_table [P] of the sequence;
+           ordinals [T]; gate: the projection [T, 2 * H * D + 2 * Hk * D]; y [T, H * D]; D of
+           kv_pages.HEAD_DIMS, S = stored_dim(D), zeros in q and pages behind a head's D numbers
 Dtypes     q, gate and y bf16; indices int32; scores and sums f32, probabilities bf16 in products,
            8-bit keys and values scaled and rounded to bf16, y rounded once
 Units      scale usually D ** -0.5
@@ -30,7 +31,7 @@ from ninfer.kernels.library import DeviceLimits, KernelLibrary
 from ninfer.ops.checks import fail
 from ninfer.ops.device_checks import require_view
 from ninfer.ops.kv_pages import KvPages, KvPagesView, view_pages
-from ninfer.ops.paged_attention_decode import view_gate
+from ninfer.ops.paged_attention_decode import view_gate, view_output
 
 _OP: Final = "paged_attention_prefill"
 
@@ -68,8 +69,8 @@ def launch(
     """
     pages = view_pages(_OP, kv)
     queries = view_of(_OP, "q", q, "uint16", 3)
-    tokens, heads, head_dim = queries.shape
-    if tokens < 1 or head_dim != pages.head_dim or heads < 1 or heads % pages.num_kv_heads:
+    tokens, heads, width = queries.shape
+    if tokens < 1 or width != pages.head_dim or heads < 1 or heads % pages.num_kv_heads:
         fail(_OP, f"q has shape {queries.shape} for {pages.num_kv_heads} heads x {pages.head_dim}")
     group = heads // pages.num_kv_heads
     table = view_of(_OP, "page_table", page_table, "int32", 1)
@@ -78,13 +79,11 @@ def launch(
     params["pages"], params["scales"] = pages.address, pages.scales_address
     params["page_table"] = table.address
     params["ordinals"] = require_view(_OP, "ordinals", ordinals, "int32", (tokens,)).address
-    if gate is not None:
-        params["gate"], params["gate_stride"] = view_gate(_OP, gate, pages, tokens, heads)
-    output = require_view(
-        _OP, "y", y, "uint16", (tokens, heads * head_dim), alignment_bytes=16,
-        allows_row_stride=True,
-    )  # fmt: skip
+    output, head_dim = view_output(_OP, y, pages, tokens, heads)
     params["y"], params["y_stride"] = output.address, output.row_stride
+    if gate is not None:
+        width = 2 * (heads + pages.num_kv_heads) * head_dim
+        params["gate"], params["gate_stride"] = view_gate(_OP, gate, tokens, width)
     params["tokens"], params["heads"], params["kv_heads"] = tokens, heads, pages.num_kv_heads
     params["group"], params["scale_log2e"] = group, scale * _LOG2_E
     tile, shared_bytes = _shape_tile(pages, kernels.limits)

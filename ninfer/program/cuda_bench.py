@@ -12,7 +12,7 @@ from ninfer.contract.units import MemoryPlan
 from ninfer.models.synthetic import SYNTHETIC_MODELS
 from ninfer.options import EngineOptions, flag_of
 from ninfer.program.benchmark import ModelBenchmark
-from ninfer.program.cuda_loader import WeightFill, build_cuda, open_device, source_fill
+from ninfer.program.cuda_loader import Bands, WeightFill, build_cuda, open_device, source_fill
 from ninfer.program.executors.cuda import CudaExecutor
 from ninfer.program.executors.cuda_device import unusable_reason
 from ninfer.program.executors.cuda_driver import CudaDriver
@@ -41,7 +41,8 @@ def open_benchmark(
 ) -> BenchSetup:
     """A model's own weights. Raises OptionError, ModelFileError and DeviceError."""
     driver = _open(options)
-    return _setup(source.name, source.config, driver, options, source_fill(source, progress))
+    fill = source_fill(source, progress)
+    return _setup(source.name, source.config, driver, options, fill, bands=source.bands)
 
 
 def open_synthetic_benchmark(name: str, options: EngineOptions) -> BenchSetup:
@@ -67,11 +68,17 @@ def _open(options: EngineOptions) -> CudaDriver:
 
 
 def _setup(
-    name: str, config: ModelConfig, driver: CudaDriver, options: EngineOptions, fill: WeightFill
+    name: str,
+    config: ModelConfig,
+    driver: CudaDriver,
+    options: EngineOptions,
+    fill: WeightFill,
+    *,
+    bands: Bands | None = None,
 ) -> BenchSetup:
     read_rate = measure_read_rate(driver)
     started = time.perf_counter()
-    built = build_cuda(config, driver, options, fill)
+    built = build_cuda(config, driver, options, fill, bands=bands)
     start_s = time.perf_counter() - started
     benchmark = ModelBenchmark(
         config,

@@ -1,20 +1,24 @@
 """From an opened model to a CudaExecutor: weight format, plan, weights, workspace, graphs.
 
 The weights come first and are quantised one by one through staging memory, which is given back
-before the workspace is taken.
+before the workspace is taken. Codes of a quantised checkpoint are kept as they are; what cannot be
+kept is decoded to bf16, never quantised a second time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from ninfer.contract.errors import OpContractError, OptionError
 from ninfer.contract.model import ModelConfig, ModelSource
 from ninfer.contract.units import MemoryPlan
+from ninfer.contract.weights import WeightBand, WeightEncoding
 from ninfer.kernels.library import DeviceLimits
 from ninfer.options import EngineOptions, flag_of
 from ninfer.program import host_memory
@@ -33,19 +37,31 @@ from ninfer.program.executors.cuda_weights import (
 )
 from ninfer.program.executors.cuda_workspace import Workspace, carve_workspace
 from ninfer.program.planner import plan_memory
-from ninfer.program.weight_reader import read_weights
+from ninfer.program.weight_reader import read_bands
 
 LoadProgress = Callable[[str, int, int], None]
+Bands = Mapping[str, tuple[WeightBand, ...]]
+"""How the rows of every object are stored, by its name."""
 WeightFill = Callable[[WeightStore], None]
 """Puts every weight into the store."""
 
 _AUTO_FORMATS: Final = ("bf16", "fp8", "nvfp4")
 _USEFUL_CONTEXT_TOKENS: Final = 16_384
+_FORMAT_OF_CODES: Final = MappingProxyType(
+    {
+        WeightEncoding.FP8_ROW: "fp8",
+        WeightEncoding.FP8_BLOCK: "fp8",
+        WeightEncoding.NVFP4: "nvfp4",
+    }
+)
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class CudaPlan:
-    """How a model lies on a device. `weight_format` as in `--weights`, never auto."""
+    """How a model lies on a device. `weight_format` as in `--weights`, never auto; of a checkpoint
+    whose codes are kept, all their formats (`fp8+nvfp4`)."""
 
     weight_format: str
     weights: WeightPlan
@@ -61,14 +77,23 @@ class BuiltExecutor:
 
 def load_cuda(source: ModelSource, options: EngineOptions, progress: LoadProgress) -> BuiltExecutor:
     """Raises OptionError, ModelFileError and DeviceError; nothing stays behind then."""
-    return build_cuda(source.config, open_device(options), options, source_fill(source, progress))
+    built = build_cuda(
+        source.config,
+        open_device(options),
+        options,
+        source_fill(source, progress),
+        bands=source.bands,
+    )
+    for name, reason in built.plan.weights.decoded.items():
+        _logger.info("%s: %s is decoded to bf16: %s", source.path, name, reason)
+    return built
 
 
 def plan_cuda(source: ModelSource, options: EngineOptions) -> MemoryPlan:
     """The plan `load_cuda` would follow now. Raises OptionError and DeviceError."""
     device = open_device(options)
     try:
-        return plan_on(source.config, device, options).memory
+        return plan_on(source.config, device, options, bands=source.bands).memory
     finally:
         device.close()
 
@@ -83,19 +108,27 @@ def source_fill(source: ModelSource, progress: LoadProgress) -> WeightFill:
     """The weights of `source`, read one by one."""
 
     def fill(store: WeightStore) -> None:
-        for name, array in read_weights(source, progress):
-            store.put(name, array)
+        for name, bands in read_bands(source, store.encoded, progress):
+            if name in store.encoded:
+                store.put_bands(name, bands)
+            else:
+                store.put(name, bands[0].codes)
 
     return fill
 
 
 def build_cuda(
-    config: ModelConfig, driver: CudaDriver, options: EngineOptions, fill: WeightFill
+    config: ModelConfig,
+    driver: CudaDriver,
+    options: EngineOptions,
+    fill: WeightFill,
+    *,
+    bands: Bands | None = None,
 ) -> BuiltExecutor:
     """An executor on `driver`, which it owns; on an error the driver is closed."""
     with ExitStack() as undo:
         undo.callback(driver.close)
-        plan = plan_on(config, driver, options)
+        plan = plan_on(config, driver, options, bands=bands)
         try:
             weights = _load_weights(driver, plan, fill)
             workspace = _make_workspace(config, driver, plan)
@@ -116,16 +149,24 @@ def build_cuda(
     return BuiltExecutor(executor, plan)
 
 
-def plan_on(config: ModelConfig, driver: CudaDriver, options: EngineOptions) -> CudaPlan:
+def plan_on(
+    config: ModelConfig, driver: CudaDriver, options: EngineOptions, *, bands: Bands | None = None
+) -> CudaPlan:
     """The plan for what is free on the device now. Raises OptionError.
 
-    `--weights auto` takes the widest format that leaves room for a useful context.
+    `--weights auto` keeps the codes of a quantised checkpoint; of others it takes the widest format
+    that leaves room for a useful context.
     """
     reason = unsupported_reason(config)
     if reason is not None:
         raise OptionError(flag_of("executor"), f"cuda cannot run this model: {reason}; cpu can")
     free_bytes, _ = driver.memory_info()
     limits = driver.kernels.limits
+    codes = _formats_of_codes(bands or {})
+    if bands is not None and codes and options.weights != "bf16":
+        _check_format_of_codes(options.weights, codes)
+        name = "+".join(codes)
+        return _plan_format(config, limits, options, name, free_bytes, bands=bands)
     if options.weights != "auto":
         return _plan_format(config, limits, options, options.weights, free_bytes)
     useful = min(_USEFUL_CONTEXT_TOKENS, config.max_position_embeddings)
@@ -139,11 +180,42 @@ def plan_on(config: ModelConfig, driver: CudaDriver, options: EngineOptions) -> 
     return _plan_format(config, limits, options, _AUTO_FORMATS[-1], free_bytes)
 
 
+def _formats_of_codes(bands: Bands) -> tuple[str, ...]:
+    """The formats of the codes there are, as in `--weights`."""
+    found = {
+        _FORMAT_OF_CODES[band.encoding]
+        for parts in bands.values()
+        for band in parts
+        if band.encoding is not WeightEncoding.FLOAT
+    }
+    return tuple(sorted(found))
+
+
+def _check_format_of_codes(wanted: str, codes: tuple[str, ...]) -> None:
+    """Codes are kept or decoded, never quantised a second time."""
+    if wanted != "auto" and codes != (wanted,):
+        raise OptionError(
+            flag_of("weights"),
+            f"{wanted} is not what the checkpoint holds ({' and '.join(codes)}): auto keeps its"
+            " codes, bf16 decodes them",
+        )
+
+
 def _plan_format(
-    config: ModelConfig, limits: DeviceLimits, options: EngineOptions, name: str, free_bytes: int
+    config: ModelConfig,
+    limits: DeviceLimits,
+    options: EngineOptions,
+    name: str,
+    free_bytes: int,
+    *,
+    bands: Bands | None = None,
 ) -> CudaPlan:
+    """`bands` of a checkpoint whose codes are kept; what it has left plain stays bf16."""
     try:
-        weights = plan_weights(config, WEIGHT_FORMATS[name])
+        if bands is None:
+            weights = plan_weights(config, WEIGHT_FORMATS[name])
+        else:
+            weights = plan_weights(config, WEIGHT_FORMATS["bf16"], bands)
     except OpContractError as error:
         raise OptionError(flag_of("weights"), f"{name} does not fit this model: {error}") from error
     costs = CudaCosts(config, weights, limits, options.kv_dtype)

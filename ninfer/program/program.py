@@ -15,7 +15,6 @@ module owns the unit and ties them together.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -45,7 +44,8 @@ from ninfer.program.stores.host_store import HostStore
 from ninfer.program.stores.page_store import PageStore
 from ninfer.program.stores.state_store import StateStore
 from ninfer.program.transfers import CopyTransfer, Transfers
-from ninfer.program.unit import Unit, check_accepted, check_outputs, mark_retrieved, result_of
+from ninfer.program.unit import Unit, check_accepted, check_outputs
+from ninfer.program.unit_work import UnitWork
 
 T = TypeVar("T")
 
@@ -152,7 +152,7 @@ class ModelProgram:
         """
         unit = self._unit_of(batch)
         if batch.outputs is None:
-            outputs: tuple[RowOutput, ...] = await result_of(unit.task)
+            outputs: tuple[RowOutput, ...] = await unit.work.result()
             check_outputs(unit.rows, outputs, self._vocab_size)
             batch.outputs = outputs
 
@@ -179,9 +179,9 @@ class ModelProgram:
         """Settle: everything as before the launch; reservations stay. InvariantError while the
         unit still runs (`complete` waits for it, also when it is cancelled)."""
         unit = self._unit_of(batch)
-        if not unit.task.done():
+        if not unit.work.is_done():
             raise InvariantError("a unit is aborted while it runs")
-        mark_retrieved(unit.task)
+        unit.work.forget()
         self._settle(unit)
 
     async def score(self, handle: SequenceHandle, num_tokens: int) -> Float32Array:
@@ -194,7 +194,7 @@ class ModelProgram:
         row = sequence.prompt_row(num_tokens, num_pages, samples=False)
         unit = self._start(self._executor.score(row), (sequence,), (row,))
         try:
-            logits = await result_of(unit.task)
+            logits = await unit.work.result()
             if logits.shape != (num_tokens, self._vocab_size):
                 raise InvariantError(
                     f"the executor's logits are {logits.shape},"
@@ -323,9 +323,9 @@ class ModelProgram:
         """End every sequence, forget every checkpoint in memory and release the executor; files
         stay; idempotent. An open transfer is given up. InvariantError while a unit runs."""
         if self._unit is not None:
-            if not self._unit.task.done():
+            if not self._unit.work.is_done():
                 raise InvariantError("the program is closed while a unit runs")
-            mark_retrieved(self._unit.task)
+            self._unit.work.forget()
             self._settle(self._unit)
         self._transfers.close()
         for sequence in self._residents:
@@ -412,7 +412,7 @@ class ModelProgram:
         rows: tuple[UnitRow, ...],
         batch: PendingBatch | None = None,
     ) -> Unit[T]:
-        unit = Unit(sequences, rows, asyncio.get_running_loop().create_task(work), batch)
+        unit = Unit(sequences, rows, UnitWork(work), batch)
         for sequence, row in zip(sequences, rows, strict=True):
             self._residents.launch(sequence, row)
         self._unit = unit

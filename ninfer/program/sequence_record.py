@@ -39,6 +39,7 @@ class SequenceRecord:
 
     __slots__ = (
         "_counts",
+        "_mapped",
         "_prompt_ids",
         "accepted",
         "copies",
@@ -69,6 +70,7 @@ class SequenceRecord:
         self.copies: tuple[tuple[int, int], ...] = ()
         self.is_pending = False
         self.has_ended = False
+        self._mapped = self.page_table[:0]
         self._counts = TokenCounts()
         self._prompt_ids: IntArray = np.empty(0, dtype=np.int32)
         if spec.sampling.counts_tokens:
@@ -127,12 +129,14 @@ class SequenceRecord:
         positions: IntArray | None,
         sample: SampleRow | None,
     ) -> UnitRow:
-        page_table = self.page_table[:num_pages]
-        page_table.flags.writeable = False
+        if self._mapped.size != num_pages:
+            # A view: units share what they see of it, and reserved entries never change under one.
+            self._mapped = self.page_table[:num_pages]
+            self._mapped.flags.writeable = False
         return UnitRow(
             token_ids=token_ids,
             start=self.frontier,
-            page_table=page_table,
+            page_table=self._mapped,
             read_slot=self.slot,
             write_slot=ROOT_SLOT if self.provisional_slot is None else self.provisional_slot,
             positions=positions,

@@ -23,7 +23,6 @@ from ninfer.program.stores.disk_store import DiskStore, StoredFile, Written
 from ninfer.program.stores.host_store import HostStore
 from ninfer.program.stores.page_store import PageStore
 from ninfer.program.stores.state_store import StateStore
-from ninfer.program.unit import mark_retrieved
 
 
 @dataclass(slots=True, eq=False)
@@ -121,7 +120,7 @@ class Transfers:
         transfer, self._open = self._open, None
         if transfer is not None:
             if not transfer.task.cancel():
-                mark_retrieved(transfer.task)
+                _mark_retrieved(transfer.task)
             transfer.record.is_leased = False
             self._give_back(transfer)
 
@@ -307,6 +306,12 @@ def _host_of(record: Checkpoint) -> HostCopy:
     if record.host is None:
         raise InvariantError(f"{record} is not on the host")
     return record.host
+
+
+def _mark_retrieved(task: asyncio.Task[Written | bool | None]) -> None:
+    """The failure of a transfer that is given up is nobody's news; asyncio would log it."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _result_of(task: asyncio.Task[Written | bool | None]) -> Written | bool | None:

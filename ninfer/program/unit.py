@@ -1,16 +1,16 @@
-"""The one launched unit of a Program: its rows, its task and the checks of what it answers."""
+"""The one launched unit of a Program: its rows, its work and the checks of what it answers."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from ninfer.contract.errors import DeviceError, InvariantError
+from ninfer.contract.errors import InvariantError
 from ninfer.contract.program import PendingBatch
 from ninfer.contract.units import RowOutput, UnitRow
 from ninfer.program.sequence_record import SequenceRecord
+from ninfer.program.unit_work import UnitWork
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ class Unit(Generic[T]):
 
     sequences: tuple[SequenceRecord, ...]
     rows: tuple[UnitRow, ...]
-    task: asyncio.Task[T]
+    work: UnitWork[T]
     batch: PendingBatch | None = None
 
 
@@ -35,29 +35,6 @@ def check_outputs(rows: Sequence[UnitRow], outputs: tuple[RowOutput, ...], vocab
             raise InvariantError("the executor answered a row with more or less than asked")
         if output.token is not None and not 0 <= output.token.token_id < vocab_size:
             raise InvariantError(f"the executor chose token {output.token.token_id}")
-
-
-async def result_of(task: asyncio.Task[T]) -> T:
-    """The task's result. The task survives the waiter's cancellation, which is raised when the
-    task is done."""
-    cancellation: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait((task,))
-        except asyncio.CancelledError as error:
-            cancellation = error
-    if cancellation is not None:
-        mark_retrieved(task)
-        raise cancellation
-    if task.cancelled():
-        raise DeviceError("the executor's work was cancelled from outside")
-    return task.result()
-
-
-def mark_retrieved(task: asyncio.Task[Any]) -> None:
-    """The failure of a unit that is given up is nobody's news; asyncio would log it."""
-    if not task.cancelled():
-        task.exception()
 
 
 def check_accepted(outputs: tuple[RowOutput, ...], accepted: Sequence[int]) -> None:

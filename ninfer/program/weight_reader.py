@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ninfer.contract.arrays import Float32Array
 from ninfer.contract.errors import InvariantError
 from ninfer.contract.model import ModelObject, ModelSource
+from ninfer.contract.weights import AnyBand
 from ninfer.program import memory_costs
 
 
@@ -17,22 +20,59 @@ def read_weights(
 ) -> Iterator[tuple[str, Float32Array]]:
     """(name, float32) of every text object. `progress` counts float32 bytes that the caller is done
     with. Raises ModelFileError, and InvariantError when the source breaks its word."""
-    missing = {item.name: item for item in source.objects if item.component == "text"}
-    done, total = 0, memory_costs.weights_bytes_of(source.objects)
-    progress("weights", done, total)
+    watch = _Watch(source, progress)
     for item, array in source.read_float32():
-        _check_object(missing.pop(item.name, None), item, array)
+        _check_shape(watch.expect(item), item, array, (np.float32,))
         yield item.name, array
-        done += array.nbytes
-        progress("weights", done, total)
-    if missing:
-        raise InvariantError(f"{source.path}: {', '.join(missing)} were not read")
+        watch.finish(item)
+    watch.close()
 
 
-def _check_object(expected: ModelObject | None, item: ModelObject, array: Float32Array) -> None:
-    if expected is None:
-        raise InvariantError(f"{item.name} was read twice or is not an object of the model")
-    if array.shape != expected.shape or array.dtype != np.float32:
+def read_bands(
+    source: ModelSource, encoded: Collection[str], progress: Callable[[str, int, int], None]
+) -> Iterator[tuple[str, tuple[AnyBand, ...]]]:
+    """(name, bands) of every text object: of those in `encoded` as they are stored, of others one
+    band of numbers. `progress` and errors as read_weights."""
+    watch = _Watch(source, progress)
+    for item, bands in source.read_bands(encoded):
+        expected = watch.expect(item)
+        if item.name not in encoded:
+            _check_shape(expected, item, bands[0].codes, (np.float32, np.uint16))
+        yield item.name, bands
+        watch.finish(item)
+    watch.close()
+
+
+class _Watch:
+    """Sees to it that every text object comes once, and reports progress."""
+
+    def __init__(self, source: ModelSource, progress: Callable[[str, int, int], None]) -> None:
+        self._missing = {item.name: item for item in source.objects if item.component == "text"}
+        self._path = source.path
+        self._progress = progress
+        self._done, self._total = 0, memory_costs.weights_bytes_of(source.objects)
+        progress("weights", 0, self._total)
+
+    def expect(self, item: ModelObject) -> ModelObject:
+        expected = self._missing.pop(item.name, None)
+        if expected is None:
+            raise InvariantError(f"{item.name} was read twice or is not an object of the model")
+        return expected
+
+    def finish(self, item: ModelObject) -> None:
+        self._done += memory_costs.object_bytes(item)
+        self._progress("weights", self._done, self._total)
+
+    def close(self) -> None:
+        if self._missing:
+            raise InvariantError(f"{self._path}: {', '.join(self._missing)} were not read")
+
+
+def _check_shape(
+    expected: ModelObject, item: ModelObject, array: NDArray[Any], dtypes: tuple[type, ...]
+) -> None:
+    if array.shape != expected.shape or array.dtype not in dtypes:
+        names = " or ".join(dtype.__name__ for dtype in dtypes)
         raise InvariantError(
-            f"{item.name} was read as {array.dtype} {array.shape}, not float32 {expected.shape}"
+            f"{item.name} was read as {array.dtype} {array.shape}, not {names} {expected.shape}"
         )

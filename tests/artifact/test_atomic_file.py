@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ninfer.artifact.atomic_file import atomic_file
-from ninfer.contract.errors import ModelFileError
+from ninfer.contract.errors import OutputError
 
 
 def test_a_finished_file_takes_its_place_and_leaves_nothing_else(tmp_path: Path) -> None:
@@ -39,11 +39,11 @@ def test_a_failure_keeps_the_old_file_and_leaves_nothing_else(
 def test_what_the_file_system_refuses_is_a_typed_error(tmp_path: Path) -> None:
     for path in (tmp_path / "missing" / "out", tmp_path):
         with (
-            pytest.raises(ModelFileError, match="cannot write") as caught,
+            pytest.raises(OutputError, match="cannot write") as caught,
             atomic_file(path) as file,
         ):
             file.write(b"x")
-        assert caught.value.path == path
+        assert caught.value.target == path
     assert list(tmp_path.iterdir()) == []
 
 

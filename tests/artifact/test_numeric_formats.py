@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ninfer.artifact import numeric_formats
-from ninfer.artifact.numeric_formats import FLOAT_FORMATS
+from ninfer.artifact.numeric_formats import CHUNK_ELEMENTS, FLOAT_FORMATS, has_e4m3_nan
 
 
 def all_codes() -> np.ndarray[tuple[int], np.dtype[np.uint16]]:
@@ -66,3 +66,19 @@ def test_chunks_cover_the_bytes_in_order(count: int, monkeypatch: pytest.MonkeyP
     chunks = list(FLOAT_FORMATS["BF16"].chunks(memoryview(raw)))
     assert b"".join(chunks) == raw
     assert all(0 < len(chunk) <= 8 for chunk in chunks)
+
+
+@pytest.mark.parametrize("code", [0x7F, 0xFF])
+@pytest.mark.parametrize("place", [0, 7, 8, 16, 18])
+def test_a_nan_among_e4m3_codes_is_seen_at_any_place(code: int, place: int) -> None:
+    codes = bytearray([0x7E, 0xFE, 0x00, 0x80, 0x3F, 0x7D] * 4)[:19]
+    assert not has_e4m3_nan(memoryview(bytes(codes)))
+    codes[place] = code
+    assert has_e4m3_nan(memoryview(bytes(codes)))
+
+
+def test_a_nan_behind_the_first_piece_is_seen() -> None:
+    codes = bytearray(CHUNK_ELEMENTS + 3)
+    codes[CHUNK_ELEMENTS + 1] = 0xFF
+    assert has_e4m3_nan(memoryview(bytes(codes)))
+    assert not has_e4m3_nan(memoryview(b""))

@@ -13,6 +13,7 @@ from ninfer.contract.errors import (
     NInferError,
     OpContractError,
     OptionError,
+    OutputError,
     RequestError,
     Unavailable,
 )
@@ -27,6 +28,7 @@ from ninfer.contract.errors import (
         (RequestError("invalid_value", "x"), 4),
         (Unavailable("deadline_exceeded", "x"), 5),
         (DeviceError("x"), 5),
+        (OutputError("stdout", "x"), 6),
         (OpContractError("x"), 70),
         (ZeroDivisionError(), 70),
         (KeyboardInterrupt(), 130),
@@ -47,11 +49,11 @@ def test_every_typed_error_is_mapped_on_purpose() -> None:
         Unavailable: ("model_loading", "x"),
         OptionError: ("--x", "x"),
         ModelFileError: ("p", None, "x"),
+        OutputError: ("p", "x"),
     }
     internal = {
         kind for kind in kinds if "InvariantError" in [base.__name__ for base in kind.__mro__]
     }
-    internal.add(errors.NonFiniteLogits)
     assert len(kinds) >= 8
     for kind in kinds:
         error = kind(*arguments.get(kind, ("x",)))

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.helpers.command import argv_of, clean_environ, ninfer
+from tests.helpers.command import argv_of, clean_environ, ninfer, start_ninfer
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "ninfer" / "data" / "demo_model"
@@ -55,33 +55,32 @@ def test_a_chat_longer_than_the_context_says_so_and_goes_on() -> None:
 
 
 def test_a_reader_that_goes_away_ends_the_program_quietly() -> None:
-    process = subprocess.Popen(
-        argv_of("--max-tokens", "20"),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=clean_environ(),
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdout.close()
-    process.stdin.write(b"Hello!\n" * 3)
-    process.stdin.close()
-    assert process.wait(60) == 0
-    assert process.stderr is not None
-    assert process.stderr.read() == b""
-    process.stderr.close()
+    with start_ninfer("--max-tokens", "20", stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.close()
+        process.stdin.write(b"Hello!\n" * 3)
+        process.stdin.close()
+        assert process.wait(60) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--version"], ["--help"], ["info", "--json"], ["run", "--prompt", "Hello!"]]
+)
+def test_a_reader_that_never_read_is_no_failure(arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with start_ninfer(*arguments, stdout=writer) as process:
+        os.close(writer)
+        assert process.wait(60) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
 
 
 def test_interrupting_a_waiting_pipe_ends_with_130() -> None:
-    process = subprocess.Popen(
-        argv_of("--temperature", "0"),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=clean_environ(),
-    )
-    with process:
+    with start_ninfer("--temperature", "0", stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(b"What is 48 + 37?\n")
@@ -94,14 +93,31 @@ def test_interrupting_a_waiting_pipe_ends_with_130() -> None:
         assert process.stderr.read() == b""
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run"],
+        ["run", "--messages", "-"],
+        ["score", "--text", "-"],
+        ["score", "--ids", "-"],
+    ],
+)
+def test_interrupting_a_read_of_stdin_ends_with_130(arguments: list[str]) -> None:
+    with start_ninfer(*arguments, stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"[")
+        process.stdin.flush()
+        # Python has put its own handler for SIGINT in place by now and imported the command.
+        time.sleep(1.0)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
 def test_an_interrupt_during_a_piped_answer_ends_with_130() -> None:
-    process = subprocess.Popen(
-        argv_of("run", "--prompt", "Tell me a story.", "--repetition-penalty", "10"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=clean_environ(),
-    )
-    with process:
+    arguments = ["run", "--prompt", "Tell me a story.", "--repetition-penalty", "10"]
+    with start_ninfer(*arguments) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.read(4)
@@ -110,22 +126,84 @@ def test_an_interrupt_during_a_piped_answer_ends_with_130() -> None:
         assert process.stderr.read() == b""
 
 
-@pytest.mark.parametrize("redirection", ["<&-", ">&-"])
-def test_closed_streams_are_empty_ones(redirection: str) -> None:
+def in_shell(*arguments: str, redirection: str) -> tuple[int, str, str]:
     done = subprocess.run(
-        ["sh", "-c", f'exec "$@" {redirection}', "sh", *argv_of("--max-tokens", "4")],
+        ["sh", "-c", f'exec "$@" {redirection}', "sh", *argv_of(*arguments)],
         input=b"Hello!\n", capture_output=True, env=clean_environ(), timeout=60,
     )  # fmt: skip
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
-def test_a_full_disk_is_one_line() -> None:
-    with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            argv_of("info"), stdout=full, stderr=subprocess.PIPE, env=clean_environ(), timeout=60
-        )
-    assert done.returncode == 70
-    assert "No space left" in error_line(done.stderr.decode())
+def test_a_closed_stdin_is_an_empty_one() -> None:
+    assert in_shell("--max-tokens", "4", redirection="<&-") == (0, "", "")
+    code, _, stderr = in_shell("score", "--text", "-", redirection="<&-")
+    assert code == 4
+    assert "empty" in error_line(stderr)
+
+
+@pytest.mark.parametrize(
+    ("redirection", "reason"),
+    [(">/dev/full", "No space left on device"), (">&-", "Bad file descriptor")],
+)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--version"],
+        ["--help"],
+        ["serve", "--help"],
+        ["info"],
+        ["info", "--json"],
+        ["--max-tokens", "4"],
+        ["run", "--max-tokens", "4"],
+        ["run", "--max-tokens", "4", "--json"],
+        ["score", "--text", "-", "--json"],
+    ],
+    ids=" ".join,
+)
+def test_stdout_that_cannot_be_written_is_one_line_and_code_6(
+    arguments: list[str], redirection: str, reason: str
+) -> None:
+    code, _, stderr = in_shell(*arguments, redirection=redirection)
+    assert code == 6
+    assert error_line(stderr) == f"stdout: cannot write: {reason}"
+
+
+@pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-"])
+def test_stderr_that_cannot_be_written_is_done_without(redirection: str) -> None:
+    code, stdout, _ = in_shell("run", "--max-tokens", "4", redirection=redirection)
+    assert code == 0
+    assert stdout
+    assert in_shell("info", "nowhere", redirection=redirection) == (3, "", "")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["score", "--ids", "{ids}", "--logits", "{place}.npz"],
+        ["convert", "--out", "{place}.ninfer"],
+        ["bench", "--record", "{place}.json"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("place", ["{folder}/none/x", "{folder}/" + "x" * 300])
+def test_a_file_that_cannot_be_written_is_one_line_and_code_6(
+    arguments: list[str], place: str, tmp_path: Path
+) -> None:
+    ids = tmp_path / "ids.json"
+    ids.write_text("[1, 2]")
+    place = place.format(folder=tmp_path)
+    done = ninfer(*(argument.format(ids=ids, place=place) for argument in arguments))
+    assert done.returncode == 6
+    assert error_line(done.stderr).startswith(f"{arguments[-2]}: cannot write {place}")
+    assert done.stdout == ""
+
+
+def test_a_folder_of_kernels_that_cannot_be_written_is_code_6(tmp_path: Path) -> None:
+    blocker = tmp_path / "file"
+    blocker.write_text("")
+    done = ninfer("kernels", "build", "--arch", "sm_90a", "--jobs", "1", "--out", str(blocker))
+    assert done.returncode == 6
+    assert error_line(done.stderr).startswith(f"--out: cannot write {blocker}")
 
 
 def test_run_streams_the_answer_to_stdout_and_the_rest_to_stderr() -> None:
@@ -168,8 +246,9 @@ def test_raw_text_is_continued_without_a_template() -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--prompt", "a", "--messages", "b"], "--messages"),
-        (["--prompt", "a", "--raw", "--think"], "--think"),
+        (["--prompt", "a", "--messages", "b"], "--messages: goes without --prompt"),
+        (["--prompt", "a", "--raw", "--think"], "--think: goes without --raw"),
+        ([""], "MODEL: the name is empty"),
         (["--messages", "nowhere.json"], "--messages: cannot read nowhere.json"),
         (["--messages", "-"], "--messages: - is not JSON"),
         (["--temperature", "hot"], "--temperature: 'hot' is not a number"),
@@ -189,6 +268,21 @@ def test_a_bad_variable_is_named() -> None:
     done = ninfer("info", environ={"NINFER_MAX_CONCURRENCY": "many"})
     assert done.returncode == 2
     assert error_line(done.stderr) == "NINFER_MAX_CONCURRENCY: 'many' is not a whole number"
+
+
+def test_a_bad_log_level_is_named_by_every_command() -> None:
+    done = ninfer("info", environ={"NINFER_LOG_LEVEL": "loud"})
+    assert done.returncode == 2
+    assert error_line(done.stderr).startswith("NINFER_LOG_LEVEL: 'loud' is not one of debug, ")
+    assert ninfer("--version", environ={"NINFER_LOG_LEVEL": "loud"}).returncode == 0
+
+
+def test_a_prompt_wins_over_a_messages_file_of_the_environment() -> None:
+    done = ninfer(
+        "run", "--prompt", QUESTION, "--think", "--temperature", "0",
+        environ={"NINFER_MESSAGES": "nowhere.json", "NINFER_RAW": ""},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, ANSWER + "\n")
 
 
 def test_the_traceback_is_there_for_those_who_ask() -> None:
@@ -308,7 +402,8 @@ def test_score_of_text_parses_special_tokens_and_prints_a_table(tmp_path: Path) 
         ("[1, 2]", ["--window", "9999999"], 2, "--window"),
         ("[1, 2]", ["--window", "8", "--stride", "9"], 2, "--stride"),
         ("[1, 2]", ["--text", "x"], 2, "--text"),
-        ("[1, 2]", ["--logits", "/no/such/place.npz"], 2, "--logits"),
+        ("[1, 2]", ["--logits", "/no/such/place.npz"], 6, "--logits"),
+        ("[1, 2]", ["--logits", "-"], 2, "--logits"),
     ],
 )
 def test_bad_input_of_score_is_one_line(
@@ -334,6 +429,9 @@ def test_a_converted_model_answers_identically(tmp_path: Path) -> None:
     assert refused.returncode == 2
     assert "--force" in error_line(refused.stderr)
     assert ninfer("convert", "--out", str(out), "--force").returncode == 0
+    onto_itself = ninfer("convert", str(out), "--out", str(out), "--force")
+    assert onto_itself.returncode == 2
+    assert error_line(onto_itself.stderr).startswith(f"--out: {out} is a file of the model")
 
 
 def test_convert_wants_to_know_where() -> None:
@@ -344,8 +442,7 @@ def test_convert_wants_to_know_where() -> None:
 
 def test_help_imports_neither_numpy_nor_a_server() -> None:
     code = (
-        "import sys\nfrom ninfer.cli.parser import parse_invocation\n"
-        "try: parse_invocation(['--help'], {})\nexcept SystemExit: pass\n"
+        "import sys\nfrom ninfer.cli.main import main\nassert main(['--help']) == 0\n"
         "print([name for name in ('numpy', 'aiohttp', 'prompt_toolkit') if name in sys.modules])"
     )
     argv = argv_of()

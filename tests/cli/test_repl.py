@@ -7,16 +7,19 @@ import io
 import json
 import os
 import signal
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from ninfer.cli import repl_commands
 from ninfer.cli.console import Console
 from ninfer.cli.conversation import Conversation
 from ninfer.cli.repl import Repl
 from ninfer.contract.errors import NonFiniteLogits, RequestError, Unavailable
 from ninfer.contract.generation import FinishReason
+from ninfer.options import SamplingOptions
 from tests.helpers.scripted_chat import Script, ScriptedEngine, ScriptedFrontend, turns_of
 
 
@@ -41,9 +44,17 @@ class Session:
     console: Console
     frontend: ScriptedFrontend = field(default_factory=ScriptedFrontend)
     conversation: Conversation = field(default_factory=Conversation)
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
 
     async def play(self, *lines: str) -> None:
-        repl = Repl(self.engine, self.frontend, self.conversation, self.console, model_name="tiny")
+        repl = Repl(
+            self.engine,
+            self.frontend,
+            self.conversation,
+            self.console,
+            model_name="tiny",
+            sampling=self.sampling,
+        )
         await repl.run(ScriptedReader(list(lines)))
 
     @property
@@ -185,13 +196,33 @@ async def test_settings_reach_the_request_until_they_are_unset() -> None:
     await session.play(
         "/set temperature 0.5", "/set top-k 7", "x", "/set temperature default", "/set", "y"
     )
-    first, second = session.frontend.params
+    first, second = (request.sampling for request in session.engine.requests)
     assert (first.temperature, first.top_k) == (0.5, 7)
-    assert (second.temperature, second.top_k) == (None, 7)
-    listing = dict(line.split() for line in session.out.splitlines()[1:-1])
-    assert listing["temperature"] == "default"
-    assert listing["top_k"] == "7"
-    assert {"seed", "max_tokens", "repetition_penalty"} <= listing.keys()
+    assert (second.temperature, second.top_k) == (0.25, 7)
+    assert "temperature = 0.5\n" in session.err
+    assert "temperature = 0.25 (default)\n" in session.err
+
+
+async def test_set_alone_lists_the_values_in_force() -> None:
+    session = in_pipe()
+    session.sampling = SamplingOptions(seed=4)
+    await session.play("/set top_k 7", "/set max_tokens 5", "/set")
+    listing = dict(line.split(maxsplit=1) for line in session.out.splitlines())
+    assert listing == {
+        "temperature": "0.25 (default)",
+        "top_k": "7",
+        "top_p": "1.0 (default)",
+        "min_p": "0.0 (default)",
+        "presence_penalty": "0.0 (default)",
+        "frequency_penalty": "0.0 (default)",
+        "repetition_penalty": "1.0 (default)",
+        "seed": "4 (default)",
+        "max_tokens": "5",
+    }
+    unset = in_pipe()
+    await unset.play("/set")
+    assert "a new one for every answer (default)\n" in unset.out
+    assert "the rest of the context (default)\n" in unset.out
 
 
 @pytest.mark.parametrize(
@@ -203,8 +234,15 @@ async def test_settings_reach_the_request_until_they_are_unset() -> None:
         ("/set warmth 1", "warmth: no such setting"),
         ("/think maybe", "/think takes on, off or default, not 'maybe'"),
         ("/dance", "unknown command /dance; /help lists them"),
-        ("/save", "/save needs a file name"),
-        ("/load", "/load needs a file name"),
+        ("/save", "/save: a file name is needed"),
+        ("/load", "/load: a file name is needed"),
+        ("/save -", "/save: - is no file name here"),
+        ("/load -", "/load: - is no file name here"),
+        ("/load ~nobody.here/x", "/load: ~nobody.here/x: "),
+        ("/reset now", "/reset takes nothing after it, not 'now'"),
+        ("/exit please", "/exit takes nothing after it, not 'please'"),
+        ("/stats all", "/stats takes nothing after it, not 'all'"),
+        ("/help set", "/help takes nothing after it, not 'set'"),
         ("/load /nowhere/at/all.json", "/load: cannot read /nowhere/at/all.json"),
         ("/save /nowhere/at/all.json", "/save: cannot write /nowhere/at/all.json"),
     ],
@@ -264,8 +302,52 @@ async def test_a_saved_conversation_goes_on_where_it_was(tmp_path: Path) -> None
     assert turns_of(chat) == [("system", "S"), ("user", "A"), ("assistant", "B é"), ("user", "C")]
     assert chat.messages[2].reasoning_content == "hm"
     assert chat.template_kwargs == {"enable_thinking": False}
-    assert second.frontend.params[0].seed == 3
+    assert second.engine.requests[0].sampling.seed == 3
+    assert "loaded 2 messages from" in second.err
     assert os.listdir(tmp_path) == ["chat file.json"]
+
+
+async def test_one_message_is_not_counted_as_several(tmp_path: Path) -> None:
+    document = {"format": "ninfer-conversation", "version": 1, "settings": {}}
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps({**document, "messages": [{"role": "user", "content": "x"}]}))
+    session = in_pipe()
+    await session.play(f"/load {path}")
+    assert session.err == f"loaded 1 message from {path}\n"
+
+
+async def test_interrupt_gives_up_a_load_that_never_ends_and_not_the_chat(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def read_for_ever(path: Path) -> Conversation:
+        has_begun.set()
+        may_end.wait(30)
+        return Conversation(system="late")
+
+    monkeypatch.setattr(repl_commands, "load_conversation", read_for_ever)
+    session = on_terminal(says("Fine."))
+    interrupt = asyncio.create_task(_interrupt_after(has_begun))
+    await session.play("/load some.json", "hi")
+    await interrupt
+    assert "given up" in session.out
+    assert turns_of(session.frontend.chats[0]) == [("user", "hi")]
+    may_end.set()
+
+
+async def _interrupt_after(event: threading.Event) -> None:
+    await asyncio.to_thread(event.wait, 10)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+async def test_a_file_larger_than_the_limit_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "large.json"
+    with path.open("wb") as file:
+        file.truncate((64 << 20) + 1)
+    session = in_pipe()
+    await session.play(f"/load {path}")
+    assert session.err == f"ninfer: error: /load: {path} is longer than 64 MiB\n"
 
 
 @pytest.mark.parametrize(

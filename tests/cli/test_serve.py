@@ -20,21 +20,20 @@ from ninfer.contract.program import SequenceSpec
 from ninfer.contract.sampling import SamplingParams
 from ninfer.convert.source import open_model
 from ninfer.options import EngineOptions, SamplingOptions
-from tests.helpers.command import argv_of, clean_environ, ninfer
+from tests.helpers.command import argv_of, clean_environ, ninfer, start_ninfer
 
 
 @pytest.fixture
-def server() -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        argv_of("serve", "--port", "0", "--drain-grace", "0", "--model-name", "tiny"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=clean_environ(),
-    )
-    with process:
+def server() -> Iterator[subprocess.Popen[bytes]]:
+    flags = ["--port", "0", "--drain-grace", "0", "--model-name", "tiny"]
+    with start_ninfer("serve", *flags) as process:
         yield process
         process.kill()
+
+
+def first_line(process: subprocess.Popen[bytes]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().decode().rstrip("\n")
 
 
 def fetch(url: str, body: dict[str, Any] | None = None) -> Any:
@@ -49,10 +48,9 @@ def fetch(url: str, body: dict[str, Any] | None = None) -> Any:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_says_where_it_serves_answers_and_drains(
-    server: subprocess.Popen[str], number: signal.Signals
+    server: subprocess.Popen[bytes], number: signal.Signals
 ) -> None:
-    assert server.stdout is not None
-    url = server.stdout.readline().strip().removeprefix("serving tiny at ")
+    url = first_line(server).removeprefix("serving tiny at ")
     assert url.startswith("http://127.0.0.1:")
     assert fetch(f"{url}/health") == {"status": "ok"}
     assert fetch(f"{url}/v1/models")["data"][0]["id"] == "tiny"
@@ -73,9 +71,47 @@ def test_it_says_where_it_serves_answers_and_drains(
     assert server.wait(30) == 0
 
 
-def test_a_taken_port_is_one_line_and_code_2(server: subprocess.Popen[str]) -> None:
-    assert server.stdout is not None
-    port = server.stdout.readline().strip().rpartition(":")[2]
+def test_a_server_that_ignores_interrupts_still_drains_on_sigterm() -> None:
+    argv = argv_of("serve", "--port", "0", "--drain-grace", "0", "--model-name", "tiny")
+    process = subprocess.Popen(
+        ["sh", "-c", "trap '' INT; exec \"$@\"", "sh", *argv],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=clean_environ(),
+    )
+    with process:
+        try:
+            assert first_line(process).startswith("serving tiny at ")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("redirection", [">&-", ">/dev/full"])
+def test_a_server_whose_stdout_leads_nowhere_serves_all_the_same(redirection: str) -> None:
+    argv = argv_of("serve", "--port", "0", "--drain-grace", "0", "--model-name", "tiny")
+    process = subprocess.Popen(
+        ["sh", "-c", f'exec "$@" {redirection}', "sh", *argv],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=clean_environ(),
+    )
+    with process:
+        try:
+            assert process.stderr is not None
+            line = next(line for line in process.stderr if line.startswith(b"serving tiny at "))
+            url = line.decode().strip().removeprefix("serving tiny at ")
+            assert fetch(f"{url}/health") == {"status": "ok"}
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+
+
+def test_a_taken_port_is_one_line_and_code_2(server: subprocess.Popen[bytes]) -> None:
+    port = first_line(server).rpartition(":")[2]
     done = ninfer("serve", "--port", port)
     assert done.returncode == 2
     assert f"127.0.0.1:{port}" in done.stderr.splitlines()[-1]

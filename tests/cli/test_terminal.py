@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import stat
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,8 +17,11 @@ from tests.helpers.terminal_process import TerminalProcess
 CTRL_C, CTRL_D, ENTER, ESCAPE, UP = "\x03", "\x04", "\r", "\x1b", "\x1b[A"
 
 
-def start(state: Path, *flags: str, **extra: str) -> TerminalProcess:
-    return TerminalProcess(argv_of(*flags), clean_environ(XDG_STATE_HOME=str(state), **extra))
+def start(
+    state: Path, *flags: str, columns: int = 200, term: str = "xterm-256color", **extra: str
+) -> TerminalProcess:
+    environ = clean_environ(XDG_STATE_HOME=str(state), **extra)
+    return TerminalProcess(argv_of(*flags), environ, columns=columns, term=term)
 
 
 @pytest.fixture
@@ -121,6 +126,43 @@ def test_no_color_means_no_colours(tmp_path: Path) -> None:
         process.send(CTRL_D)
         assert process.wait() == 0
         assert "\x1b[2m" not in process.text
+
+
+def test_a_dumb_terminal_gets_text_alone(tmp_path: Path) -> None:
+    with start(tmp_path, "--temperature", "0", "--think", term="dumb") as process:
+        process.expect(">>>")
+        time.sleep(0.5)
+        process.send("What is 48 + 37?" + ENTER)
+        process.expect("thinking: 48 + 30")
+        process.expect("48 + 37 is 85.")
+        process.expect("tokens/s")
+        process.expect(">>>")
+        # There, the editor shows its prompt before it takes the keys.
+        time.sleep(0.5)
+        process.send("/exit" + ENTER)
+        assert process.wait() == 0
+        assert b"\x1b" not in process.raw
+
+
+def test_a_narrow_terminal_breaks_between_words(tmp_path: Path) -> None:
+    with start(tmp_path, "--temperature", "0", columns=40) as process:
+        process.expect(">>>")
+        process.send("/load /nowhere/at/all/with-a-long-name.json" + ENTER)
+        process.expect("ninfer: error: /load: cannot read\n/nowhere/at/all/with-a-long-name.json:")
+
+
+def test_a_user_without_a_home_can_chat() -> None:
+    code = (
+        "import pathlib, sys\n"
+        "def homeless(*_): raise RuntimeError('no home')\n"
+        "pathlib.Path.home = homeless\n"
+        "from ninfer.cli.main import main\nsys.exit(main(['--temperature', '0']))"
+    )
+    environ = clean_environ(XDG_STATE_HOME="")
+    with TerminalProcess([sys.executable, "-c", code], environ) as process:
+        process.expect(">>>")
+        process.send("/exit" + ENTER)
+        assert process.wait() == 0
 
 
 def test_a_history_that_cannot_be_written_is_only_forgotten(tmp_path: Path) -> None:

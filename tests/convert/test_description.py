@@ -9,6 +9,7 @@ from ninfer.convert.source import open_model
 from ninfer.convert.writer import write_artifact
 from tests.helpers.checkpoints import CheckpointSpec, checkpoint_values, write_checkpoint
 from tests.helpers.model_paths import DEMO_MODEL, all_models, golden_model
+from tests.helpers.quantised_checkpoints import quantise_checkpoint
 
 
 def test_the_demo_model_in_figures() -> None:
@@ -65,3 +66,15 @@ def test_an_artifact_has_the_figures_of_its_source(tmp_path: Path, folder: Path)
     assert artifact.bytes_by_dtype == source.bytes_by_dtype
     assert artifact.resources == source.resources
     assert artifact.num_files == 1
+
+
+def test_codes_are_counted_by_their_encoding(tmp_path: Path) -> None:
+    folder = quantise_checkpoint(golden_model("qwen3_5-moe"), tmp_path / "q", "modelopt-mixed")
+    model = describe_model(open_model(folder))
+    experts = 4 * 8 * (64 * 64 + 64 * 32)
+    shared = 4 * 3 * 48 * 64
+    assert model.encoded_parameters["nvfp4"] == experts + shared
+    assert set(model.encoded_parameters) == {"fp8_row", "nvfp4"}
+    assert model.unused_scales == (4 + 1) * 3 * (8 + 1), "the MTP layer has some too"
+    plain = describe_model(open_model(golden_model("qwen3_5-moe")))
+    assert (plain.encoded_parameters, plain.unused_scales) == ({}, 0)

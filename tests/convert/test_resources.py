@@ -26,7 +26,7 @@ def parsed(**files: Any) -> FrontendResources:
         stem, _, suffix = key.rpartition("_")
         data = value if isinstance(value, bytes) else json.dumps(value).encode()
         named[f"{stem}.{suffix}"] = data
-    return parse_resources(named, lambda name: FOLDER / name)
+    return parse_resources(named, FOLDER)
 
 
 def refused(name: str, field: str | None, **files: Any) -> str:
@@ -47,15 +47,17 @@ def test_the_demo_model_has_all_resources() -> None:
 def test_a_model_without_any_resource_opens(tmp_path: Path) -> None:
     folder = copy_golden("qwen3-dense", tmp_path / "m")
     (folder / "generation_config.json").unlink()
-    assert open_model(folder).resources == FrontendResources()
+    assert open_model(folder).resources == FrontendResources(folder=folder)
 
 
 def test_templates_are_taken_from_the_most_specific_file() -> None:
     config = {"chat_template": "from config"}
     document = {"chat_template": "from json"}
     assert parsed(tokenizer_config_json=config).chat_template == "from config"
+    assert parsed(tokenizer_config_json=config).template_file == "tokenizer_config.json"
     both = {"tokenizer_config_json": config, "chat_template_json": document}
     assert parsed(**both).chat_template == "from json"
+    assert parsed(**both).template_file == "chat_template.json"
     assert (
         parsed(**both, chat_template_jinja=b"from jinja \xc3\xbc").chat_template == "from jinja ü"
     )
@@ -127,6 +129,27 @@ def test_wrong_types_of_a_tokenizer_configuration_are_named(key: str, value: Any
         tokenizer_config_json={key: value},
         chat_template_jinja=b"x",
     )
+
+
+@pytest.mark.parametrize(
+    ("model", "field"),
+    [
+        (None, "model"),
+        ([], "model"),
+        ({"type": "WordPiece"}, "model.type"),
+        ({"type": 3}, "model.type"),
+        ({"type": "BPE", "continuing_subword_prefix": "\x1b"}, "model.continuing_subword_prefix"),
+        ({"end_of_word_suffix": "</w>"}, "model.end_of_word_suffix"),
+    ],
+)
+def test_tokenizers_the_library_must_not_read_are_refused(model: Any, field: str) -> None:
+    refused("tokenizer.json", field, tokenizer_json={"model": model})
+
+
+def test_usual_spellings_of_a_tokenizer_model_are_read() -> None:
+    models: list[dict[str, Any]] = [{}, {"type": "BPE", "continuing_subword_prefix": None}]
+    for model in [*models, {"continuing_subword_prefix": "", "end_of_word_suffix": ""}]:
+        assert parsed(tokenizer_json={"model": model}).tokenizer_json is not None
 
 
 def test_usual_spellings_of_a_tokenizer_configuration_are_read() -> None:

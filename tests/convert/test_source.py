@@ -90,4 +90,4 @@ def test_files_may_be_links(tmp_path: Path) -> None:
     assert open_model(folder).config == open_model(golden_model("qwen3-dense")).config
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors").symlink_to(tmp_path / "gone")
-    assert "model.safetensors: no such file" in str(refused(folder))
+    assert "model.safetensors: a link that leads nowhere" in str(refused(folder))

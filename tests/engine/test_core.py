@@ -19,7 +19,7 @@ from ninfer.contract.generation import (
 )
 from ninfer.contract.program import Program, SequenceHandle
 from ninfer.contract.prompt import PreparedPrompt
-from ninfer.contract.sampling import SamplingParams
+from ninfer.contract.sampling import GeneratedToken, SamplingParams
 from ninfer.engine.core import Engine
 from ninfer.engine.metrics import Outcome
 from tests.helpers.engine_rig import (
@@ -144,6 +144,67 @@ class TestSchedulingOfUnits:
             # already started.
             assert calls_when_seen == [2, 3, 4, 5]
 
+    async def test_what_a_token_shows_is_asked_while_the_next_unit_runs(self) -> None:
+        calls: list[str] = []
+        async with running_engine(wrap=lambda program: FaultyProgram(program, calls.append)) as rig:
+            session = ScriptedSession(on_call=lambda name: calls.append(f"session.{name}"))
+            await read(rig.engine.submit(rig.request(max_tokens=4, session=session)))
+        watched = ("launch_decode", "commit", "session.goes_on_after", "session.preview")
+        first = ["session.preview", "commit", "launch_decode"]
+        inner = ["session.goes_on_after", "commit", "launch_decode", "session.preview"]
+        last = ["session.preview", "commit"]
+        assert [call for call in calls if call in watched] == [*first, *inner, *inner, *last]
+
+    async def test_a_session_that_ends_a_sure_row_after_all_ends_its_request(self) -> None:
+        class Fickle(ScriptedSession):
+            def goes_on_after(self, token: GeneratedToken) -> bool:
+                return True
+
+        async with running_engine() as rig:
+            requests = [rig.request(max_tokens=9, session=Fickle(finish_after=3)), rig.request()]
+            broken, other = await asyncio.gather(
+                *(read(rig.engine.submit(request)) for request in requests)
+            )
+            assert broken.error_code == "internal_error"
+            assert broken.token_ids == solo_tokens(requests[0], 2)
+            assert other.token_ids == solo_tokens(requests[1], 4)
+            assert rig.is_clean()
+
+    @pytest.mark.parametrize("hold_back", [0, 2])
+    async def test_a_cancelled_request_shows_all_it_accepted(self, hold_back: int) -> None:
+        async with running_engine() as rig:
+            gate = rig.close_gate()
+            request = rig.request(max_tokens=9, session=ScriptedSession(hold_back=hold_back))
+            handle = rig.engine.submit(request)
+            task = asyncio.create_task(read(handle))
+            gate.step(3)
+            await spin()
+            handle.cancel()
+            gate.step()
+            transcript = await task
+            assert transcript.token_ids == solo_tokens(request, 3)
+            assert transcript.finished.usage.completion_tokens == 3
+
+    @pytest.mark.parametrize("is_evicted", [False, True])
+    async def test_a_request_cut_off_shows_what_its_last_unit_made(self, is_evicted: bool) -> None:
+        async with running_engine() as rig:
+            gate = rig.close_gate()
+            deadline_s = None if is_evicted else rig.clock.now_s + 5.0
+            request = rig.request(max_tokens=9, deadline_s=deadline_s)
+            task = asyncio.create_task(read(rig.engine.submit(request)))
+            gate.step(2)
+            await spin()
+            rig.clock.advance(10.0)
+            drained = asyncio.create_task(rig.engine.drain(0.0)) if is_evicted else None
+            await spin()
+            gate.step()
+            transcript = await task
+            assert transcript.token_ids == solo_tokens(request, 3)
+            code = "server_draining" if is_evicted else "deadline_exceeded"
+            assert transcript.error_code == code
+            if drained is not None:
+                assert not await drained
+
     async def test_ready_rows_decode_in_one_batch_of_their_exact_number(self) -> None:
         async with running_engine(capacity(lanes=3)) as rig:
             requests = [rig.request(5, max_tokens=n) for n in (4, 6, 8)]
@@ -249,11 +310,11 @@ class TestRefusals:
             with pytest.raises(RequestError) as caught:
                 rig.engine.submit(rig.request(65, max_tokens=1))
             assert caught.value.code == "context_length_exceeded"
-            assert caught.value.param == "messages"
+            assert caught.value.param == "prompt"
             assert caught.value.message == (
                 "This model's maximum context length is 64 tokens. However, your request has 65"
                 " prompt tokens (prompt is too long: 65 tokens > 64 maximum). Please reduce the"
-                " length of the messages. [context_length_exceeded]"
+                " length of the prompt. [context_length_exceeded]"
             )
             assert rig.is_clean()
 

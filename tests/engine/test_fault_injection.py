@@ -117,6 +117,7 @@ async def test_scenario_reaches_every_call_and_every_way_to_end() -> None:
         "program.launch_decode",
         "program.complete",
         "program.commit",
+        "session.goes_on_after",
         "session.preview",
         "session.commit",
         "session.reasoning_tokens",

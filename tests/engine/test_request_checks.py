@@ -22,11 +22,12 @@ def check(
     num_pages: int = 2,
     sampling: SamplingParams | None = None,
     suppressed_ids: tuple[int, ...] = (),
+    param: str = "prompt",
 ) -> OutputBudget:
     return check_request(
         GenerationRequest(
             "r",
-            PreparedPrompt(np.zeros(prompt_tokens, np.int32)),
+            PreparedPrompt(np.zeros(prompt_tokens, np.int32), param=param),
             sampling or SamplingParams(),
             ScriptedSession(),
             max_tokens,
@@ -54,9 +55,26 @@ def test_budget_fits_the_context_and_at_least_one_token(
     assert budget.worst_case_pages == (1 if prompt_tokens + budget.num_tokens <= 64 else 2)
 
 
-def test_full_context_without_room_for_output_names_the_true_limit() -> None:
-    with pytest.raises(RequestError, match=r"100 tokens > 99 maximum"):
+def test_full_context_without_room_for_output_names_the_true_limit_and_why() -> None:
+    with pytest.raises(RequestError) as caught:
         check(100, 1)
+    assert caught.value.message == (
+        "This model's maximum context length is 100 tokens. However, your request has 100 prompt"
+        " tokens, which leave no room for a token of output (prompt is too long: 100 tokens > 99"
+        " maximum). Please reduce the length of the prompt. [context_length_exceeded]"
+    )
+    assert check(100, 0).num_tokens == 0
+
+
+@pytest.mark.parametrize("param", ["messages", "text[3]"])
+def test_refusals_of_the_prompt_name_the_field_it_came_in(param: str) -> None:
+    for sizes in ((101, 0), (100, 1), (0, 1)):
+        with pytest.raises(RequestError) as caught:
+            check(*sizes, param=param)
+        assert caught.value.param == param
+    with pytest.raises(RequestError) as caught:
+        check(60, 20, num_pages=1, param=param)
+    assert caught.value.param == param
 
 
 def test_request_that_can_never_get_its_pages_is_refused() -> None:

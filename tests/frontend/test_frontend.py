@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from ninfer.contract.generation import Finish, FinishReason, GenerationRequest
 from ninfer.contract.model import FrontendResources
 from ninfer.contract.sampling import GeneratedToken, SamplingParams
 from ninfer.frontend.frontend import UNLIMITED_TOKENS, ModelFrontend
+from ninfer.frontend.host_work import MAX_LARGE_AT_ONCE
 from ninfer.options import SamplingOptions
 from tests.helpers.demo_frontend import (
     END_OF_TEXT,
@@ -223,6 +225,28 @@ class TestPrompts:
             num_turns += 1
         assert (await task).num_tokens > 100_000
         assert num_turns > 10
+
+    async def test_large_prompts_are_prepared_in_two_threads_of_their_own(self) -> None:
+        frontend, before = demo_frontend(), set(threading.enumerate())
+        large = [frontend.prepare_text("one two " * 60_000) for _ in range(4)]
+        large.append(frontend.prepare_chat(chat(*[turn("user", "one two ")] * 10_000)))
+        assert {prompt.num_tokens > 50_000 for prompt in await asyncio.gather(*large)} == {True}
+        names = [thread.name for thread in set(threading.enumerate()) - before]
+        assert sum(name.startswith("large-prompt") for name in names) == MAX_LARGE_AT_ONCE
+
+    async def test_frontend_of_a_context_refuses_what_does_not_fit(self) -> None:
+        small = FRONTEND.for_context(10)
+        for call in (
+            small.prepare_text("a " * 50, "text"),
+            small.prepare_chat(chat(turn("user", "a " * 50))),
+        ):
+            with pytest.raises(RequestError, match="maximum context length is 10 tokens"):
+                await call
+        with pytest.raises(RequestError) as caught:
+            small.prepare_ids([-1] * 11, "input_ids[2]")
+        assert caught.value.code == "context_length_exceeded"
+        assert caught.value.param == "input_ids[2]"
+        assert (await small.for_context(None).prepare_text("a " * 50)).num_tokens >= 50
 
     async def test_long_and_short_ways_are_one(self) -> None:
         tools = ({"type": "function", "function": {"name": "f", "description": "x" * 3000}},)

@@ -200,6 +200,19 @@ class TestProtocol:
         with pytest.raises(InvariantError, match="present state"):
             session.commit(preview)
 
+    @pytest.mark.parametrize("stops", [[], ["ab"]])
+    def test_what_surely_goes_on_has_no_finish(self, stops: list[str]) -> None:
+        session = TextOutputSession(session_rules(["a", "b"], stops=stops, stop_ids={2}))
+        sure = []
+        for token_id in (0, 1, 2):
+            token = GeneratedToken(token_id)
+            preview = session.preview([token], None)
+            sure.append(session.goes_on_after(token))
+            assert not sure[-1] or (preview.accepted, preview.finish) == (1, None)
+            if preview.finish is None:
+                session.commit(preview)
+        assert sure == ([False] * 3 if stops else [True, True, False])
+
     def test_ended_session_takes_no_tokens(self) -> None:
         session = TextOutputSession(session_rules(["a"]))
         session.commit(session.preview([GeneratedToken(0)], LIMIT))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -210,19 +211,33 @@ def test_what_a_model_without_files_cannot_do() -> None:
         assert caught.value.code == code
 
 
-def test_text_that_cannot_fit_is_refused_before_it_is_tokenised() -> None:
-    text = "ab " * 1_000_000
-    with pytest.raises(RequestError, match=r"at least \d+ prompt tokens") as caught:
-        BUILDERS["demo"].from_text(text)
-    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
-    with pytest.raises(RequestError, match=r"at least \d+ prompt tokens") as caught:
-        BUILDERS["demo"].from_chat(chat(turn("user", text)))
-    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
+def refusal_of(function: Callable[[], object]) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        function()
+    assert caught.value.code == "context_length_exceeded"
+    return caught.value
 
 
-def test_no_text_has_fewer_tokens_than_the_bound_says() -> None:
-    for text in ("ab " * 500, " " * 5000, "e\u0301" * 900, "\U0001f30d" * 300, "hello " * 40):
-        assert TOKENIZER.least_tokens(len(text)) <= len(TOKENIZER.encode(text))
+@pytest.mark.parametrize("text", ["ab " * 1_000_000, "\u732b" * 1_000_000, "<think>" * 100_000])
+def test_text_that_cannot_fit_is_refused_before_it_is_tokenised(text: str) -> None:
+    refusal = refusal_of(lambda: BUILDERS["demo"].from_text(text, "text[2]"))
+    assert refusal.param == "text[2]"
+    assert "at least" in refusal.message
+    assert "length of the prompt" in refusal.message
+    refusal = refusal_of(lambda: BUILDERS["demo"].from_chat(chat(turn("user", text))))
+    assert refusal.param == "messages"
+    assert "at least" in refusal.message
+
+
+def test_prompts_are_held_against_the_context_they_are_given() -> None:
+    small, any_length = BUILDERS["demo"].for_context(10), BUILDERS["demo"].for_context(None)
+    assert small.from_text("a b c d e f g h i j").num_tokens == 10
+    refusal = refusal_of(lambda: small.from_text("a b c d e f g h i j k"))
+    assert "has 11 prompt tokens" in refusal.message
+    assert "11 tokens > 10 maximum" in refusal.message
+    assert small.from_ids([1] * 10).num_tokens == 10
+    assert refusal_of(lambda: small.from_ids([1] * 11, "input_ids[0]")).param == "input_ids[0]"
+    assert any_length.from_text("a " * 200_000).num_tokens > 100_000
 
 
 def test_long_text_that_the_template_drops_need_not_fit() -> None:

@@ -70,6 +70,7 @@ def test_unknown_filter_is_found_at_load() -> None:
     ("source", "message"),
     [
         ("{{ raise_exception('No\n  way.') }}", "refuses this conversation: No way."),
+        ("{{ raise_exception('\\x1b[31mred\\u202e') }}", r"conversation: \x1b[31mred\u202e"),
         ("{{ missing.attribute }}", "'missing' is undefined"),
         ("{{ 1 / 0 }}", "division by zero"),
         ("{{ 'a' + 1 }}", "fails on this conversation"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +11,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from ninfer.contract.errors import ModelFileError
+from ninfer.contract.errors import ModelFileError, RequestError
 from ninfer.frontend.control_text import ControlMarks
-from ninfer.frontend.tokenizer import TextTokenizer, replace_surrogates
-from tests.helpers.demo_frontend import DEMO_VOCAB_SIZE, IM_END, THINK, demo_tokenizer
+from ninfer.frontend.tokenizer import TextTokenizer, UnsplittableText, replace_surrogates
+from tests.helpers.demo_frontend import (
+    DEMO_VOCAB_SIZE,
+    IM_END,
+    THINK,
+    demo_frontend,
+    demo_tokenizer,
+)
 from tests.helpers.model_paths import DEMO_MODEL
 
 TOKENIZER = demo_tokenizer()
@@ -102,7 +109,50 @@ def test_tokenizer_larger_than_the_model_is_refused() -> None:
         TextTokenizer(data, DEMO_VOCAB_SIZE - 1)
 
 
+def test_dropout_of_the_file_is_not_applied() -> None:
+    model = json.loads(changed_tokenizer())["model"]
+    data = changed_tokenizer(model={**model, "dropout": 0.9})
+    tokenizer = TextTokenizer(data, DEMO_VOCAB_SIZE)
+    text = "Once upon a time there was a little penguin."
+    for _ in range(20):
+        assert tokenizer.encode(text) == TOKENIZER.encode(text)
+        assert tokenizer.encode_guarded(text + GUARD, GUARD) == TOKENIZER.encode(text)
+
+
 def test_truncation_of_the_file_is_not_applied() -> None:
     truncation = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
     tokenizer = TextTokenizer(changed_tokenizer(truncation=truncation), DEMO_VOCAB_SIZE)
     assert len(tokenizer.encode("one two three four five")) > 2
+
+
+async def test_a_text_the_library_gives_up_on_is_a_request_error() -> None:
+    pattern = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated"}
+    data = changed_tokenizer(pre_tokenizer={**pattern, "invert": False})
+    text = "a" * 40 + "!"
+    tokenizer = TextTokenizer(data, DEMO_VOCAB_SIZE)
+    with pytest.raises(UnsplittableText):
+        tokenizer.encode(text)
+    with pytest.raises(UnsplittableText):
+        tokenizer.encode_guarded(text + "\ue000", "\ue000")
+    frontend = demo_frontend(tokenizer_json=data)
+    with pytest.raises(RequestError) as caught:
+        await frontend.prepare_text(text, "text")
+    assert (caught.value.code, caught.value.param) == ("invalid_prompt", "text")
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"type": "WordLevel", "unk_token": "a"}, "model.type"),
+        ({"vocab": {"a": 0, "b": 1}, "merges": []}, "model.vocab"),
+        ({"continuing_subword_prefix": "##"}, None),
+    ],
+)
+def test_a_model_that_cannot_spell_text_is_refused(
+    change: dict[str, Any], field: str | None
+) -> None:
+    model = json.loads(changed_tokenizer())["model"]
+    data = changed_tokenizer(model={**model, **change})
+    with pytest.raises(ModelFileError) as caught:
+        TextTokenizer(data, DEMO_VOCAB_SIZE, path=Path("m/tokenizer.json"))
+    assert (caught.value.path, caught.value.field) == (Path("m/tokenizer.json"), field)

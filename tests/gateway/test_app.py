@@ -106,8 +106,8 @@ async def test_models_serve_both_client_families(rig: Rig) -> None:
         "display_name": CARD.name,
         "created_at": "2023-11-14T22:13:20Z",
         "lifecycle": "active",
-        "max_input_tokens": 64,
-        "max_tokens": 64,
+        "max_input_tokens": 63,
+        "max_tokens": 63,
     }
 
 

@@ -38,6 +38,26 @@ def test_a_bare_request_asks_for_nothing() -> None:
     assert not request.chat.continue_final_message
 
 
+def test_fields_that_ask_for_nothing_are_taken_as_absent() -> None:
+    request = parse(
+        allowed_token_ids=[],
+        bad_words=[],
+        dry_multiplier=0.0,
+        dynatemp_range=0,
+        echo=False,
+        documents=[],
+        lora_path=None,
+        mirostat=0,
+        prompt_logprobs=None,
+        return_hidden_states=False,
+        top_n_sigma=-1,
+        typical_p=1,
+        use_beam_search=False,
+        xtc_probability=0,
+    )
+    assert request.params == GenerationParams()
+
+
 def test_every_generation_field_arrives() -> None:
     request = parse(
         temperature=0.5,
@@ -212,6 +232,30 @@ def test_one_stop() -> None:
         ({"structured_outputs": {"regex": "a"}}, "unsupported_parameter", "structured_outputs"),
         ({"regex": "a+"}, "unsupported_parameter", "regex"),
         ({"grammar": "root ::= x"}, "unsupported_parameter", "grammar"),
+        ({"allowed_token_ids": [1]}, "unsupported_parameter", "allowed_token_ids"),
+        ({"bad_words": ["a"]}, "unsupported_parameter", "bad_words"),
+        ({"lora_path": "a"}, "unsupported_parameter", "lora_path"),
+        ({"session_params": {}}, "unsupported_parameter", "session_params"),
+        ({"prompt_logprobs": 0}, "unsupported_parameter", "prompt_logprobs"),
+        ({"truncate_prompt_tokens": 5}, "unsupported_parameter", "truncate_prompt_tokens"),
+        ({"use_beam_search": True}, "unsupported_parameter", "use_beam_search"),
+        ({"mirostat": 2}, "unsupported_parameter", "mirostat"),
+        ({"typical_p": 0.5}, "unsupported_parameter", "typical_p"),
+        ({"mirostat": False}, "unsupported_parameter", "mirostat"),
+        ({"return_hidden_states": 1}, "unsupported_parameter", "return_hidden_states"),
+        ({"echo": True}, "unsupported_parameter", "echo"),
+        ({"documents": [{"text": "a"}]}, "unsupported_parameter", "documents"),
+        ({"chat_template": "{{ a }}"}, "unsupported_parameter", "chat_template"),
+        (
+            {"messages": [USER, {**ASSISTANT, "prefix": True}], "add_generation_prompt": True},
+            "invalid_value",
+            "messages[1].prefix",
+        ),
+        (
+            {"messages": [USER, {**ASSISTANT, "partial": True}], "add_generation_prompt": True},
+            "invalid_value",
+            "messages[1].partial",
+        ),
         ({"web_search_options": {"a": 1}}, "unsupported_parameter", "web_search_options"),
         ({"modalities": ["text", "audio"]}, "unsupported_value", "modalities"),
         ({"modalities": ["audio"]}, "unsupported_value", "modalities"),

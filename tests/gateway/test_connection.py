@@ -10,7 +10,7 @@ import pytest
 
 from ninfer.gateway.limits import GatewayLimits
 from tests.helpers.fake_engine import hold
-from tests.helpers.gateway_rig import Rig, running_gateway, until
+from tests.helpers.gateway_rig import Rig, chat_head, running_gateway, until
 
 HEAD = b"GET /health HTTP/1.1\r\nHost: x\r\n"
 
@@ -114,7 +114,8 @@ async def test_connections_beyond_the_cap_are_told_so() -> None:
         b"this is not http\r\n\r\n",
         b"GET / HTTP/1.1\r\nbad header line\r\n\r\n",
         b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: nan\r\n\r\n",
-        b"GET / HTTP/1.1\r\nX: " + b"y" * 20_000 + b"\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     ],
 )
 async def test_text_that_is_not_http_is_a_json_400(rig: Rig, text: bytes) -> None:
@@ -126,6 +127,154 @@ async def test_text_that_is_not_http_is_a_json_400(rig: Rig, text: bytes) -> Non
     assert b"x-request-id" in head.lower()
     writer.close()
     assert (await rig.get("/health")).status == 200
+
+
+async def ask(rig: Rig, *pieces: bytes, closes_side: bool = False) -> tuple[bytes, bytes]:
+    """Head and body of what the server says until it closes the connection."""
+    reader, writer = await rig.open_socket()
+    for piece in pieces:
+        writer.write(piece)
+        await writer.drain()
+        await asyncio.sleep(0.02 if len(pieces) > 1 else 0)
+    if closes_side:
+        writer.write_eof()
+    async with asyncio.timeout(5):
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    return head, body
+
+
+@pytest.mark.parametrize(
+    ("pieces", "allowed"),
+    [
+        ((b"FROB /health HTTP/1.1\r\nHost: x\r\n\r\n",), b"GET, HEAD"),
+        ((b"get /v1/models?a=b HTTP/1.1\r\nHost: x\r\n\r\n",), b"GET, HEAD"),
+        ((b"FROB /v1/chat/completions HTTP/1.0\r\n\r\n",), b"POST"),
+        ((b"FROB /generate HTTP/1.1\r\n", b"Host: x\r\n\r\n"), b"POST"),
+        ((b"FRO", b"B /generate HTTP/1.1\r\nHost: x\r\n\r\n"), b"GET, POST, HEAD"),
+        ((HEAD + b"\r\n", b"FROB /generate HTTP/1.1\r\nHost: x\r\n\r\n"), b"POST"),
+        ((b"PROPFIND /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",), b"GET, HEAD"),
+        ((b"PUT /generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",), b"POST"),
+    ],
+)
+async def test_unknown_method_is_a_405_that_says_what_is_allowed(
+    rig: Rig, pieces: tuple[bytes, ...], allowed: bytes
+) -> None:
+    head, body = await ask(rig, *pieces)
+    if b'{"status":"ok"}' in body:  # the request before it on the same connection
+        head, _, body = body.partition(b'{"status":"ok"}')[2].partition(b"\r\n\r\n")
+    assert head.split()[1] == b"405"
+    assert b"Allow: " + allowed + b"\r\n" in head + b"\r\n"
+    error = orjson.loads(body)["error"]
+    assert (error["code"], error["type"]) == ("method_not_allowed", "invalid_request_error")
+
+
+async def test_unknown_method_on_an_unknown_path_is_a_404(rig: Rig) -> None:
+    head, body = await ask(rig, b"FROB /nowhere HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert head.split()[1] == b"404"
+    assert orjson.loads(body)["error"]["code"] == "not_found"
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "code"),
+    [
+        (b"GET /" + b"y" * 9_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", b"414", "uri_too_long"),
+        (b"GET /health?" + b"y" * 100_000, b"414", "uri_too_long"),
+        (HEAD + b"X: " + b"y" * 20_000 + b"\r\n\r\n", b"431", "headers_too_large"),
+        (HEAD + b"y" * 20_000 + b": 1\r\n\r\n", b"431", "headers_too_large"),
+        (HEAD + b"X: 1\r\n" * 200 + b"\r\n", b"431", "headers_too_large"),
+    ],
+)
+async def test_too_long_a_head_is_told_what_is_too_long(
+    rig: Rig, text: bytes, status: bytes, code: str
+) -> None:
+    head, body = await ask(rig, text)
+    assert head.split()[1] == status
+    assert orjson.loads(body)["error"]["code"] == code
+    assert b"x-request-id" in head.lower()
+
+
+async def test_long_headers_within_the_limits_are_fine(rig: Rig) -> None:
+    text = b"GET /health?" + b"q" * 8_000 + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    text += b"Cookie: " + b"y" * 16_000 + b"\r\n" + b"X: 1\r\n" * 100
+    head, _ = await ask(rig, text + b"\r\n")
+    assert head.split()[1] == b"200"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        HEAD + b"Connection: close\r\n\r\n",
+        b"GET /nowhere HTTP/1.0\r\n\r\n",
+        b"not http\r\n\r\n",
+        chat_head(2) + b"{}",
+        b"POST /generate HTTP/1.0\r\nContent-Length: 26\r\n\r\n" + b'{"text":"a","stream":true}',
+    ],
+)
+async def test_server_header_tells_no_versions(rig: Rig, text: bytes) -> None:
+    head, _ = await ask(rig, text.replace(b"Host", b"Connection: close\r\nHost"))
+    servers = [line for line in head.split(b"\r\n") if line.lower().startswith(b"server:")]
+    assert servers == [b"Server: ninfer"]
+
+
+async def test_server_header_of_raw_answers() -> None:
+    limits = GatewayLimits(header_timeout_s=0.1, max_connections=1)
+    async with running_gateway(limits=limits) as rig:
+        first = asyncio.create_task(ask(rig, HEAD))
+        await asyncio.sleep(0.05)
+        second, _ = await ask(rig, HEAD)
+        for head, status in (((await first)[0], b"408"), (second, b"429")):
+            assert head.split()[1] == status
+            assert b"\r\nServer: ninfer" in head
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        (HEAD + b"\r\n", b"200"),
+        (b"GET /v1/models HTTP/1.0\r\n\r\n", b"200"),
+        (b"GET /generate HTTP/1.1\r\nHost: x\r\n\r\n", b"405"),
+        (b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}", b"404"),
+        (b"this is not http\r\n\r\n", b"400"),
+    ],
+)
+async def test_half_closed_client_gets_answers_that_need_no_body(
+    rig: Rig, text: bytes, status: bytes
+) -> None:
+    head, body = await ask(rig, text, closes_side=True)
+    assert head.split()[1] == status
+    assert orjson.loads(body)
+
+
+async def test_half_closed_client_gets_all_its_pipelined_answers(rig: Rig) -> None:
+    head, body = await ask(rig, (HEAD + b"\r\n") * 3, closes_side=True)
+    assert (head + body).count(b"HTTP/1.1 200") == 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_half_close_cancels_a_request_with_a_body(
+    rig: Rig, stream: bool, is_late: bool
+) -> None:
+    rig.engine.script = hold(asyncio.Event(), "a")
+    reader, writer = await rig.send_chat(stream=stream)
+    if is_late:
+        await until(lambda: rig.engine.num_open == 1)
+    writer.write_eof()
+    async with asyncio.timeout(5):
+        answer = await reader.read()
+    assert b"[DONE]" not in answer
+    assert stream or answer == b""
+    await until(lambda: rig.gateway.counters.exchanges_active == 0)
+    assert rig.engine.num_open == 0
+    assert rig.gateway.counters.aborts == 1
+    writer.close()
+
+
+async def test_half_close_within_a_body_ends_the_request(rig: Rig) -> None:
+    head, body = await ask(rig, chat_head(100) + b'{"messages":', closes_side=True)
+    assert head + body == b""
+    await until(lambda: rig.gateway.counters.exchanges_active == 0)
 
 
 async def test_broken_chunked_body_is_a_json_400(rig: Rig) -> None:

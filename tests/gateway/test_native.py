@@ -142,13 +142,57 @@ async def test_model_without_a_tokenizer_takes_ids_alone(rig: Rig) -> None:
     assert (await rig.generate(input_ids=[1])).status == 200
 
 
+@pytest.mark.parametrize("length", [64, 65])
 @pytest.mark.parametrize("name", ["text", "input_ids"])
-async def test_too_long_a_prompt_names_its_field(rig: Rig, name: str) -> None:
-    value: object = "x" * 65 if name == "text" else [1] * 65
-    answer = await rig.generate(**{name: value})
-    assert answer.error["code"] == "context_length_exceeded"
-    assert answer.error["param"] == name
-    assert f"65 tokens > {CARD.max_context} maximum" in answer.error["message"]
+async def test_too_long_a_prompt_names_its_field(rig: Rig, name: str, length: int) -> None:
+    value: Any = "x" * length if name == "text" else [1] * length
+    other: Any = "a" if name == "text" else [1]
+    for given, param in ((value, name), ([other, value], f"{name}[1]")):
+        answer = await rig.generate(**{name: given})
+        assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
+        assert answer.error["param"] == param
+        limit = min(length - 1, CARD.max_context)
+        assert f"{length} tokens > {limit} maximum" in answer.error["message"]
+        assert "messages" not in answer.error["message"]
+        assert rig.engine.num_open == 0
+
+
+async def test_a_prompt_may_fill_the_context_when_no_output_is_asked_for(rig: Rig) -> None:
+    answer = await rig.generate(text="x" * 64, sampling_params={"max_new_tokens": 0})
+    assert answer.status == 200
+
+
+async def test_a_bad_prompt_is_found_before_any_other_is_submitted(rig: Rig) -> None:
+    assert (await rig.generate(text=["a", "x" * 65])).status == 400
+    assert rig.engine.handles == []
+
+
+async def test_every_prompt_may_have_its_own_sampling_params(rig: Rig) -> None:
+    answer = await rig.generate(
+        text=["a", "b", "c"],
+        sampling_params=[{"temperature": 0, "max_new_tokens": 3}, None, {"temperature": 1.5}],
+        return_logprob=True,
+    )
+    assert len(answer.json()) == 3
+    given = [(params.temperature, params.max_tokens) for params in rig.frontend.params]
+    assert given == [(0.0, 3), (None, 128), (1.5, 128)]
+    assert {params.top_logprobs for params in rig.frontend.params} == {0}
+    assert (await rig.generate(text="a", sampling_params=[{"max_new_tokens": 4}])).status == 200
+    assert rig.frontend.params[-1].max_tokens == 4
+
+
+async def test_fields_that_ask_for_nothing_are_no_error(rig: Rig) -> None:
+    answer = await rig.generate(
+        text="a",
+        sampling_params={"stop_regex": "", "custom_params": {}, "regex": None, "typical_p": 1.0},
+        lora_path=None,
+        session_params=None,
+        return_hidden_states=False,
+        token_ids_logprob=None,
+        temperature=None,
+        a_field_of_tomorrow=5,
+    )
+    assert answer.status == 200
 
 
 @pytest.mark.parametrize(
@@ -169,7 +213,36 @@ async def test_too_long_a_prompt_names_its_field(rig: Rig, name: str) -> None:
         ({"input_ids": [[1], []]}, "invalid_value", "input_ids[1]"),
         ({"input_ids": [[1], 2]}, "invalid_type", "input_ids[1]"),
         ({"input_ids": [1, [2]]}, "invalid_type", "input_ids[1]"),
-        ({"text": "a", "sampling_params": []}, "invalid_type", "sampling_params"),
+        ({"text": "a", "sampling_params": 5}, "invalid_type", "sampling_params"),
+        ({"text": "a", "sampling_params": []}, "invalid_value", "sampling_params"),
+        ({"text": ["a", "b"], "sampling_params": [{}]}, "invalid_value", "sampling_params"),
+        ({"text": ["a"], "sampling_params": [5]}, "invalid_type", "sampling_params[0]"),
+        (
+            {"text": ["a", "b"], "sampling_params": [{}, {"top_p": 2}]},
+            "invalid_value",
+            "sampling_params[1].top_p",
+        ),
+        (
+            {"text": ["a", "b"], "sampling_params": [{"n": 2}, None]},
+            "invalid_value",
+            "sampling_params[1].n",
+        ),
+        ({"text": "a", "lora_path": "x"}, "unsupported_parameter", "lora_path"),
+        ({"text": "a", "lora_path": ""}, "unsupported_parameter", "lora_path"),
+        ({"text": "a", "session_params": {"id": "s"}}, "unsupported_parameter", "session_params"),
+        (
+            {"text": "a", "return_hidden_states": True},
+            "unsupported_parameter",
+            "return_hidden_states",
+        ),
+        ({"text": "a", "token_ids_logprob": [5]}, "unsupported_parameter", "token_ids_logprob"),
+        (
+            {"text": "a", "sampling_params": {"stop_regex": "a"}},
+            "unsupported_parameter",
+            "sampling_params.stop_regex",
+        ),
+        ({"text": "a", "max_new_tokens": 5}, "unsupported_parameter", "max_new_tokens"),
+        ({"text": "a", "temperature": 0}, "unsupported_parameter", "temperature"),
         ({"text": "a", "sampling_params": {"n": 99}}, "invalid_value", "sampling_params.n"),
         (
             {"text": "a", "sampling_params": {"max_new_tokens": -2}},
@@ -192,6 +265,7 @@ async def test_too_long_a_prompt_names_its_field(rig: Rig, name: str) -> None:
             "unsupported_value",
             "logprob_start_len",
         ),
+        ({"text": "a", "top_logprobs_num": 2}, "invalid_value", "top_logprobs_num"),
         ({"text": "a", "rid": 5}, "invalid_type", "rid"),
         ({"text": ["a"], "rid": ["x", "y"]}, "invalid_value", "rid"),
     ],

@@ -65,6 +65,21 @@ def test_a_forced_call_needs_tools(choice: Any) -> None:
     assert (caught.value.code, caught.value.param) == ("invalid_value", "tool_choice")
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"function_call": {"name": "f"}}, "function_call"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"functions": [{"name": "f"}] * 2, "function_call": "none"}, "functions"),
+        ({"functions": [{"name": f"f{index}"} for index in range(513)]}, "functions"),
+    ],
+)
+def test_legacy_fields_are_named_as_they_were_sent(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_tools(Fields(fields))
+    assert caught.value.param == param
+
+
 @pytest.mark.parametrize("count", [21, 512])
 def test_many_tools(count: int) -> None:
     assert len(parse(*(tool(f"{'n' * 40}{index}") for index in range(count)))) == count

@@ -220,7 +220,7 @@ def _tensors(spec: CheckpointSpec) -> dict[str, tuple[Values, str]]:
     """Stored name -> values and the dtype they are stored in, in the order they were drawn."""
     random = np.random.default_rng(spec.seed)
     tensors: dict[str, tuple[Values, str]] = {}
-    for name, shape in _stored_shapes(spec):
+    for name, shape in stored_shapes(spec):
         is_f32 = spec.f32_vectors and name.endswith(("A_log", "linear_attn.norm.weight"))
         tensors[name] = _draw(random, name, shape, spec), "F32" if is_f32 else spec.dtype
     return tensors
@@ -253,7 +253,8 @@ def _gain(name: str) -> float:
     return 0.8 if "o_proj" in name or "out_proj" in name or "down_proj" in name else 1.0
 
 
-def _stored_shapes(spec: CheckpointSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+def stored_shapes(spec: CheckpointSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of a checkpoint's tensors."""
     prefix = "model.language_model" if spec.is_wrapper or spec.family == "qwen3_vl" else "model"
     hidden = spec.hidden_size
     yield f"{prefix}.embed_tokens.weight", (spec.vocab_size, hidden)

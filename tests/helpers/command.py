@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from typing import IO, TypeAlias
+
+Stream: TypeAlias = IO[bytes] | int | None
 
 
 def clean_environ(**extra: str) -> dict[str, str]:
@@ -17,6 +21,29 @@ def clean_environ(**extra: str) -> dict[str, str]:
 
 def argv_of(*arguments: str) -> list[str]:
     return [sys.executable, "-X", "utf8", "-m", "ninfer", *arguments]
+
+
+def take_signals() -> None:
+    """In a child, before it runs: SIGINT acts again where a shell in the background ignores it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def start_ninfer(
+    *arguments: str,
+    stdin: Stream = subprocess.DEVNULL,
+    stdout: Stream = subprocess.PIPE,
+    stderr: Stream = subprocess.PIPE,
+    environ: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start and leave running; signals reach it however the tests themselves were started."""
+    return subprocess.Popen(
+        argv_of(*arguments),
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        env=clean_environ(**(environ or {})),
+        preexec_fn=take_signals,
+    )
 
 
 def ninfer(

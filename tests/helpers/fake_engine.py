@@ -14,7 +14,7 @@ from typing import Self, TypeAlias
 import numpy as np
 
 from ninfer.contract.chat import ChatPrompt, GenerationParams
-from ninfer.contract.errors import NInferError, RequestError, Unavailable
+from ninfer.contract.errors import NInferError, RequestError, Unavailable, context_length_error
 from ninfer.contract.generation import (
     Admitted,
     Channel,
@@ -61,6 +61,9 @@ class NoSession:
     ) -> OutputPreview:
         raise AssertionError("the fake engine has no use for sessions")
 
+    def goes_on_after(self, token: GeneratedToken) -> bool:
+        raise AssertionError("the fake engine has no use for sessions")
+
     def commit(self, preview: OutputPreview) -> None:
         raise AssertionError("the fake engine has no use for sessions")
 
@@ -92,20 +95,23 @@ class FakeFrontend:
 
     async def prepare_chat(self, chat: ChatPrompt) -> PreparedPrompt:
         self.chats.append(chat)
-        return await self.prepare_text("|".join(message.text for message in chat.messages) + "|")
+        text = "|".join(message.text for message in chat.messages) + "|"
+        return await self.prepare_text(text, "messages")
 
     async def render_chat(self, chat: ChatPrompt) -> str:
         return "|".join(message.text for message in chat.messages)
 
-    async def prepare_text(self, text: str) -> PreparedPrompt:
+    async def prepare_text(self, text: str, param: str = "prompt") -> PreparedPrompt:
         if self.gate is not None:
             await self.gate.wait()
         if self.error is not None:
             raise self.error
-        return self.prepare_ids(tuple(text.encode()))
+        return self.prepare_ids(tuple(text.encode()), param)
 
-    def prepare_ids(self, token_ids: tuple[int, ...]) -> PreparedPrompt:
-        return PreparedPrompt(np.array(token_ids, dtype=np.int32))
+    def prepare_ids(self, token_ids: Sequence[int], param: str = "input_ids") -> PreparedPrompt:
+        if len(token_ids) > CARD.max_context:
+            raise context_length_error(len(token_ids), CARD.max_context, param)
+        return PreparedPrompt(np.array(token_ids, dtype=np.int32), param=param)
 
     def build_request(
         self, request_id: str, prompt: PreparedPrompt, params: GenerationParams, *, now: float
@@ -187,6 +193,7 @@ class FakeEngine:
         self.script = script or say("Hello")
         self.handles: list[FakeHandle] = []
         self.refusal: Exception | None = None
+        self.max_open: int | None = None
         self.health = EngineHealth.READY
         self.is_admitting = True
         self.is_closed = False
@@ -199,11 +206,19 @@ class FakeEngine:
     def num_open(self) -> int:
         return sum(not handle.is_released for handle in self.handles)
 
+    def check(self, request: GenerationRequest) -> None:
+        prompt = request.prompt
+        if prompt.num_tokens + min(request.max_tokens, 1) > self.max_context:
+            raise context_length_error(prompt.num_tokens, self.max_context, prompt.param)
+
     def submit(self, request: GenerationRequest) -> FakeHandle:
         if self.refusal is not None:
             raise self.refusal
         if not self.is_admitting:
             raise Unavailable("server_draining", "The engine takes no more requests.")
+        self.check(request)
+        if self.max_open is not None and self.num_open >= self.max_open:
+            raise Unavailable("server_overloaded", "Every place is taken.", 0.01)
         handle = FakeHandle(request, self.script(request))
         self.handles.append(handle)
         return handle

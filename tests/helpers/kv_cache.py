@@ -34,6 +34,7 @@ class KvCache:
     """
 
     kv_format: str
+    head_dim: int
     pages: NDArray[Any]
     scales: NDArray[Any] | None
     page_tables: NDArray[np.int32]
@@ -43,8 +44,7 @@ class KvCache:
     @property
     def scale(self) -> float:
         """Of scores."""
-        head_dim: int = self.pages.shape[-1]
-        return 1.0 / math.sqrt(head_dim)
+        return 1.0 / math.sqrt(self.head_dim)
 
 
 def random_bf16(shape: tuple[int, ...], seed: int, scale: float = 1.0) -> HalfArray:
@@ -61,16 +61,25 @@ def empty_cache(
 ) -> KvCache:
     """Page tables of all rows over one shuffled pool, some pages nobody's."""
     count = rows * max_pages + 3
-    shape = (count, 2, kv_heads, PAGE_TOKENS, head_dim)
+    width = kv_pages.stored_dim(head_dim)
+    shape = (count, 2, kv_heads, PAGE_TOKENS, width)
     order = np.random.default_rng(seed).permutation(count)[: rows * max_pages]
     tables = order.reshape(rows, max_pages).astype(np.int32)
     if kv_format == "bf16":
-        return KvCache(kv_format, np.full(shape, 0x7FC1, np.uint16), None, tables, [], [])
+        nans = np.full(shape, 0x7FC1, np.uint16)
+        return KvCache(kv_format, head_dim, nans, None, tables, [], [])
     if kv_format == "fp8":
         scales = np.full(shape[:-1], np.nan, np.float32)
-        return KvCache(kv_format, np.full(shape, 0x7F, np.uint8), scales, tables, [], [])
-    groups = np.full((*shape[:-1], head_dim // 64), np.nan, np.float16)
-    return KvCache(kv_format, np.full(shape, -128, np.int8), groups, tables, [], [])
+        codes = np.full(shape, 0x7F, np.uint8)
+        return KvCache(kv_format, head_dim, codes, scales, tables, [], [])
+    groups = np.full((*shape[:-1], width // 64), np.nan, np.float16)
+    return KvCache(kv_format, head_dim, np.full(shape, -128, np.int8), groups, tables, [], [])
+
+
+def stored(heads: HalfArray) -> HalfArray:
+    """Heads bf16 [.., D] as wide as their places, zeros behind their numbers."""
+    rest = kv_pages.stored_dim(heads.shape[-1]) - heads.shape[-1]
+    return np.pad(heads, [(0, 0)] * (heads.ndim - 1) + [(0, rest)])
 
 
 def fill_row(cache: KvCache, row: int, keys: HalfArray, values: HalfArray) -> None:
@@ -144,12 +153,12 @@ def places(cache: KvCache, row: int, length: int) -> tuple[NDArray[Any], NDArray
 def _store(cache: KvCache, row: int, part: int, data: HalfArray) -> NDArray[np.float64]:
     page, offset = places(cache, row, data.shape[0])
     if cache.scales is None:
-        cache.pages[page, part, :, offset] = data
+        cache.pages[page, part, :, offset] = stored(data)
         return wide(data)
-    codes, scales = kv_pages.encode(bf16_to_float(data), cache.kv_format)
+    codes, scales = kv_pages.encode(bf16_to_float(stored(data)), cache.kv_format)
     cache.pages[page, part, :, offset] = codes
     cache.scales[page, part, :, offset] = scales
-    return kv_pages.decode(codes, scales, cache.kv_format)
+    return kv_pages.decode(codes, scales, cache.kv_format)[..., : cache.head_dim]
 
 
 def _rounded(data: NDArray[np.float64]) -> NDArray[np.float64]:

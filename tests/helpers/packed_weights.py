@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ninfer.ops.float_codecs import float_to_bf16
+from ninfer.ops.float_codecs import bf16_to_float, e2m1_to_float, e4m3_to_float, float_to_bf16
 from ninfer.ops.linear_packing import (
     E2M1_SHIFT,
     ImageLayout,
@@ -18,6 +18,10 @@ from ninfer.ops.linear_packing import (
     pack_fp8_row,
     pack_fp8_scaled_rows,
     pack_nvfp4,
+    unpack_bf16,
+    unpack_fp8,
+    unpack_fp8_scales,
+    unpack_nvfp4,
 )
 
 
@@ -59,3 +63,25 @@ def random_packed(
     by_row = np.repeat(blocks, 128, axis=1)[:, : rows // parts].reshape(rows, -1)
     image = pack_fp8_scaled_rows(order(codes), order(by_row.astype(np.float32)), layout)
     return PackedWeight(layout, image, None)
+
+
+def exact_rows(weight: PackedWeight, *, is_interleaved: bool = False) -> NDArray[np.float64]:
+    """What the image stands for [N, K], nothing rounded, rows in natural order."""
+    layout = weight.layout
+    if layout.format is WeightFormat.BF16:
+        values = bf16_to_float(unpack_bf16(weight.image, layout)).astype(np.float64)
+    elif layout.format is WeightFormat.NVFP4:
+        codes, scales = unpack_nvfp4(weight.image, layout)
+        nibbles = np.stack([codes & 15, codes >> 4], axis=-1).reshape(layout.rows, -1)
+        values = e2m1_to_float(nibbles).astype(np.float64) / E2M1_SHIFT
+        values *= np.repeat(e4m3_to_float(scales), 16, axis=1)
+    else:
+        values = e4m3_to_float(unpack_fp8(weight.image, layout)).astype(np.float64)
+        if layout.format is WeightFormat.FP8_BLOCK:
+            values *= unpack_fp8_scales(weight.image, layout)
+    if weight.row_scale is not None:
+        values *= weight.row_scale[:, None]
+    if not is_interleaved:
+        return values
+    pairs = values.reshape(layout.rows // 16, 2, 8, layout.columns).swapaxes(0, 1)
+    return np.ascontiguousarray(pairs).reshape(values.shape)

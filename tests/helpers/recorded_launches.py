@@ -96,8 +96,9 @@ class RecordingLibrary:
 
 
 def struct_bytes(family: str, struct: str) -> int:
-    """The size that the .cu file asserts for a parameter struct."""
-    text = read_source(KERNELS_DIR / f"{family}.cu").text
+    """The size that the .cu file or a header of it asserts for a parameter struct."""
+    source = read_source(KERNELS_DIR / f"{family}.cu")
+    text = "\n".join([source.text, *(header for _, header in source.headers)])
     found = re.search(rf"static_assert\(sizeof\({struct}\) == (\d+)", text)
     assert found is not None, f"{family}.cu asserts no size of {struct}"
     return int(found[1])

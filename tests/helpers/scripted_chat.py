@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -97,6 +97,9 @@ class ScriptedEngine:
     handles: list[ScriptedHandle] = field(default_factory=list)
     max_context: int = 100
 
+    def check(self, request: GenerationRequest) -> None:
+        pass
+
     def submit(self, request: GenerationRequest) -> ScriptedHandle:
         script = self.scripts[len(self.requests)]
         self.requests.append(request)
@@ -130,6 +133,9 @@ class _NoSession:
     def preview(self, tokens: Any, limit: Any) -> Any:
         raise NotImplementedError
 
+    def goes_on_after(self, token: Any) -> bool:
+        raise NotImplementedError
+
     def commit(self, preview: Any) -> None:
         raise NotImplementedError
 
@@ -139,10 +145,9 @@ class _NoSession:
 
 @dataclass(slots=True)
 class ScriptedFrontend:
-    """Remembers what it was asked to prepare."""
+    """Remembers what it was asked to prepare. Its own temperature is 0.25."""
 
     chats: list[ChatPrompt] = field(default_factory=list)
-    params: list[GenerationParams] = field(default_factory=list)
     vocab_size: int = 16
     has_tokenizer: bool = True
     has_chat_template: bool = True
@@ -154,17 +159,22 @@ class ScriptedFrontend:
     async def render_chat(self, chat: ChatPrompt) -> str:
         raise NotImplementedError
 
-    async def prepare_text(self, text: str) -> PreparedPrompt:
+    async def prepare_text(self, text: str, param: str = "prompt") -> PreparedPrompt:
         raise NotImplementedError
 
-    def prepare_ids(self, token_ids: tuple[int, ...]) -> PreparedPrompt:
-        raise NotImplementedError
+    def prepare_ids(self, token_ids: Sequence[int], param: str = "input_ids") -> PreparedPrompt:
+        return PreparedPrompt(np.asarray(token_ids, dtype=np.int32))
 
     def build_request(
         self, request_id: str, prompt: PreparedPrompt, params: GenerationParams, *, now: float
     ) -> GenerationRequest:
-        self.params.append(params)
-        return GenerationRequest(request_id, prompt, SamplingParams(), _NoSession(), 10)
+        sampling = SamplingParams(
+            temperature=0.25 if params.temperature is None else params.temperature,
+            top_k=params.top_k or 0,
+            seed=params.seed or 0,
+        )
+        max_tokens = 1000 if params.max_tokens is None else params.max_tokens
+        return GenerationRequest(request_id, prompt, sampling, _NoSession(), max_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
         raise NotImplementedError

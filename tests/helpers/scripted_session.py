@@ -84,6 +84,10 @@ class ScriptedSession:
             state=(self._state, state),
         )
 
+    def goes_on_after(self, token: GeneratedToken) -> bool:
+        self._on_call("goes_on_after")
+        return self._state.num_tokens + 1 != self._finish_after
+
     def commit(self, preview: OutputPreview) -> None:
         self._on_call("commit")
         before, after = preview.state

@@ -15,10 +15,11 @@ from types import TracebackType
 from typing import Self
 
 _LAUNCHER = (
-    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
-    "os.execv(sys.argv[1], sys.argv[1:])"
+    "import fcntl, os, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    "signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
 )
-"""Makes the terminal the controlling one, so that Ctrl-C becomes SIGINT."""
+"""Makes the terminal the controlling one, so that Ctrl-C becomes SIGINT, and lets SIGINT act where
+the tests were started with it ignored."""
 _CURSOR_OR_MODE = re.compile(r"\x1b\[[0-9;?]*[A-Za-ln-z]|\x1b[=>]|\x1b\][^\x07]*\x07")
 """Escape sequences other than colours (SGR, which ends in m)."""
 
@@ -26,15 +27,22 @@ _CURSOR_OR_MODE = re.compile(r"\x1b\[[0-9;?]*[A-Za-ln-z]|\x1b[=>]|\x1b\][^\x07]*
 class TerminalProcess:
     """`text` is everything written so far, without cursor movement and carriage returns."""
 
-    def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        *,
+        columns: int = 200,
+        term: str = "xterm-256color",
+    ) -> None:
         self._master, slave = pty.openpty()
-        termios.tcsetwinsize(slave, (40, 200))
+        termios.tcsetwinsize(slave, (40, columns))
         self._process = subprocess.Popen(
             [sys.executable, "-c", _LAUNCHER, *argv],
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            env={**environ, "TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1"},
+            env={**environ, "TERM": term, "PROMPT_TOOLKIT_NO_CPR": "1"},
             start_new_session=True,
         )
         os.close(slave)
@@ -45,6 +53,10 @@ class TerminalProcess:
     def text(self) -> str:
         decoded = self._raw.decode("utf-8", "replace").replace("\r", "")
         return _CURSOR_OR_MODE.sub("", decoded)
+
+    @property
+    def raw(self) -> bytes:
+        return self._raw
 
     def send(self, keys: str) -> None:
         os.write(self._master, keys.encode())

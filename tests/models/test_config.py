@@ -330,13 +330,9 @@ def test_both_names_of_the_gate_activation_are_known(gate: str | None) -> None:
     assert parsed(output_gate_type=gate) == parsed()
 
 
-@pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
-def test_quantised_checkpoints_are_refused_by_their_method(key: str) -> None:
-    message = refused({**document(), key: {"quant_method": "fp8"}}, f"{key}.quant_method")
-    assert "'fp8'" in message
-    assert "not supported yet" in message
-    nested = hf_config(CheckpointSpec(is_wrapper=True, overrides={key: {"quant_method": "awq"}}))
-    assert "'awq'" in refused(nested, f"text_config.{key}.quant_method")
+def test_how_weights_are_stored_does_not_change_the_geometry() -> None:
+    quantised = {**document(), "quantization_config": {"quant_method": "fp8"}}
+    assert parse_config(quantised, PATH) == parsed()
 
 
 JSON_VALUES = st.recursive(

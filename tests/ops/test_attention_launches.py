@@ -75,6 +75,22 @@ def test_prepare_sees_from_the_width_that_there_are_no_gates() -> None:
     assert kernels.only()["has_gate"] == 0
 
 
+def test_prepare_of_heads_of_32_fills_places_of_64() -> None:
+    kernels = RecordingLibrary()
+    norms = HeadNorms(ShapeOnly((32,)), ShapeOnly((32,)), 1e-6, 1.0)
+    for width, has_gate in ((32 * 32, 0), (56 * 32, 1)):
+        launch_prepare(
+            kernels,
+            qkv=ShapeOnly((5, width)),
+            q=ShapeOnly((5, 24, 64)),
+            kv=make_pages(head_dim=64),
+            norms=norms,
+            rotary_tables=make_tables(16, 16),
+        )
+        assert kernels.launches[-1].entry == "attention_prepare_bf16_32"
+        assert kernels.launches[-1]["has_gate"] == has_gate
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -85,6 +101,8 @@ def test_prepare_sees_from_the_width_that_there_are_no_gates() -> None:
         {"q": ShapeOnly((5, 22, 256))},
         {"kv": make_pages(head_dim=128)},
         {"norms": HeadNorms(ShapeOnly((128,)), ShapeOnly((256,)), 1e-6, 1.0)},
+        {"norms": HeadNorms(ShapeOnly((32,)), ShapeOnly((32,)), 1e-6, 1.0)},
+        {"norms": HeadNorms(ShapeOnly((200,)), ShapeOnly((200,)), 1e-6, 1.0)},
         {"norms": HeadNorms(ShapeOnly((256,)), ShapeOnly((256,)), 0.0, 1.0)},
         {"rotary_tables": make_tables(129, 129)},
         {"rotary_tables": make_tables(32, 31)},
@@ -134,6 +152,25 @@ def test_decode_queues_a_resident_grid_and_its_combination() -> None:
     assert combine.arguments.dtype.itemsize == struct_bytes(family, "PagedCombineParams")
 
 
+@pytest.mark.parametrize("kv_format", ["bf16", "fp8", "int8"])
+def test_heads_of_32_take_the_units_of_64_and_store_32(kv_format: str) -> None:
+    kernels = RecordingLibrary()
+    common = {"kv": make_pages(kv_format, head_dim=64)}
+    launch_decode(
+        kernels, **common, q=ShapeOnly((3, 24, 64)), y=ShapeOnly((3, 24 * 32)),
+        gate=ShapeOnly((3, 56 * 32)),
+    )  # fmt: skip
+    units, combine = kernels.launches
+    assert units.entry == f"paged_attention_decode_{kv_format}_64_8"
+    assert combine.entry == "paged_attention_combine_32"
+    assert combine.grid == (3 * 24, 1, 1)
+    launch_prefill(
+        kernels, **common, q=ShapeOnly((300, 24, 64)), y=ShapeOnly((300, 24 * 32)),
+        gate=ShapeOnly((300, 56 * 32)),
+    )  # fmt: skip
+    assert kernels.launches[-1].entry == f"paged_attention_prefill_{kv_format}_32_128"
+
+
 def test_decode_of_a_short_capacity_launches_no_idle_blocks() -> None:
     kernels = RecordingLibrary()
     launch_decode(kernels, page_tables=ShapeOnly((3, 2), "int32"))
@@ -170,6 +207,8 @@ def test_decode_shapes_fit_the_device(
         {"columns_per_row": 17},
         {"columns_per_row": 0},
         {"gate": ShapeOnly((3, 32 * 256))},
+        {"y": ShapeOnly((3, 24 * 32))},
+        {"y": ShapeOnly((3, 24 * 48))},
     ],
 )
 def test_decode_refuses(change: dict[str, Any]) -> None:
@@ -235,6 +274,7 @@ def test_prefill_of_shorter_heads_fits_128_queries_everywhere(head_dim: int) -> 
         {"page_table": ShapeOnly((1, 9), "int32")},
         {"ordinals": ShapeOnly((299,), "int32")},
         {"gate": ShapeOnly((300, 32 * 256))},
+        {"y": ShapeOnly((300, 24 * 32))},
     ],
 )
 def test_prefill_refuses(change: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ from tests.helpers.kv_cache import (
     PagesOnDevice,
     empty_cache,
     random_bf16,
+    stored,
     wide,
 )
 from tests.helpers.tolerance import ROTATED_BF16, assert_close
@@ -30,6 +31,7 @@ from tests.helpers.tolerance import ROTATED_BF16, assert_close
 pytestmark = pytest.mark.gpu
 
 HEADS, KV_HEADS, PAGES, EPS = 6, 2, 3, 1e-6
+ROTATED_DIMS = [(32, 32), (32, 12), (64, 64), (128, 128), (256, 64), (256, 36)]
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +114,8 @@ class Outcome:
 
 def run(device: Device, case: Case, cache: KvCache, *, is_chained: bool = False) -> Outcome:
     cp = device.cp
-    q = Fenced(cp, (case.qkv.shape[0], HEADS, case.head_dim), "uint16")
+    width = kv_pages.stored_dim(case.head_dim)
+    q = Fenced(cp, (case.qkv.shape[0], HEADS, width), "uint16")
     pages = Fenced(cp, cache.pages.shape, cache.pages.dtype.name)
     pages.array[...] = cp.asarray(cache.pages)
     scales = None
@@ -163,7 +166,7 @@ def written(case: Case, cache: KvCache) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 @pytest.mark.parametrize("has_gate", [False, True])
-@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(64, 64), (128, 128), (256, 64), (256, 36)])
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), ROTATED_DIMS)
 @pytest.mark.parametrize("tokens", [1, 33])
 def test_queries_and_keys_match_float64(
     device: Device, tokens: int, head_dim: int, rotary_dim: int, has_gate: bool
@@ -171,13 +174,16 @@ def test_queries_and_keys_match_float64(
     case = make_case(tokens, head_dim, rotary_dim=rotary_dim, has_gate=has_gate)
     cache = new_cache("bf16", head_dim)
     got = run(device, case, cache)
-    assert_close(bf16_to_float(got.q), expected(case, "q"), ROTATED_BF16)
     page, offset = written(case, cache)
-    assert_close(bf16_to_float(got.pages[page, 0, :, offset]), expected(case, "k"), ROTATED_BF16)
-    assert (got.pages[page, 1, :, offset] == case.heads("v")).all()
+    keys, values = (got.pages[page, part, :, offset] for part in (0, 1))
+    assert_close(bf16_to_float(got.q[..., :head_dim]), expected(case, "q"), ROTATED_BF16)
+    assert_close(bf16_to_float(keys[..., :head_dim]), expected(case, "k"), ROTATED_BF16)
+    assert (values == stored(case.heads("v"))).all()
+    for heads in (got.q, keys):
+        assert (heads[..., head_dim:] == 0).all()
 
 
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", kv_pages.HEAD_DIMS)
 def test_nothing_but_the_columns_places_is_written(device: Device, head_dim: int) -> None:
     case, cache = make_case(20, head_dim), new_cache("bf16", head_dim)
     got = run(device, case, cache)
@@ -187,7 +193,7 @@ def test_nothing_but_the_columns_places_is_written(device: Device, head_dim: int
 
 
 @pytest.mark.parametrize("magnitude", [1.0, 1e4])
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", kv_pages.HEAD_DIMS)
 @pytest.mark.parametrize("kv_format", ["fp8", "int8"])
 def test_eight_bit_pages_code_what_bf16_pages_hold(
     device: Device, kv_format: str, head_dim: int, magnitude: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,23 +12,22 @@ from numpy.typing import NDArray
 
 from ninfer.contract.errors import OpContractError
 from ninfer.ops import (
-    dequantise,
     moe_combine,
     moe_experts,
-    moe_experts_small_t,
+    moe_grouped,
     moe_pairs,
     moe_router,
     swiglu,
 )
+from ninfer.ops.expert_weights import ExpertWeights
 from ninfer.ops.float_codecs import bf16_to_float, float_to_bf16
 from ninfer.ops.linear_packing import ImageLayout, WeightFormat
-from ninfer.ops.moe_experts_small_t import ExpertWeights
 from ninfer.ops.moe_pairs import SortedPairs
 from tests.helpers.device import Device, open_device
 from tests.helpers.fenced import Fenced
 from tests.helpers.linear_fragments import product
-from tests.helpers.packed_weights import PackedWeight, random_packed
-from tests.helpers.recorded_launches import RecordingLibrary, ShapeOnly, struct_bytes
+from tests.helpers.packed_weights import PackedWeight, exact_rows, random_packed
+from tests.helpers.recorded_launches import H200, RecordingLibrary, ShapeOnly, struct_bytes
 from tests.helpers.tolerance import BF16_REDUCTION, FLOAT32_REDUCTION, assert_close
 
 FORMATS = list(WeightFormat)
@@ -44,7 +44,12 @@ def wide(codes: NDArray[np.uint16]) -> NDArray[np.float64]:
 
 def shape_pairs(num_pairs: int, num_experts: int) -> SortedPairs:
     vector = ShapeOnly((num_pairs,), "int32")
-    return SortedPairs(vector, vector, vector, vector, ShapeOnly((num_experts + 1,), "int32"))
+    return SortedPairs(
+        vector, vector, ShapeOnly((num_experts + 1,), "int32"),
+        ShapeOnly((moe_pairs.max_tiles(num_pairs, num_experts), 2), "int32"),
+        ShapeOnly((1,), "int32"),
+        ShapeOnly((moe_pairs.num_counts(num_pairs, num_experts),), "int32"),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("strips", [1, 2, 4, 8])
@@ -76,18 +81,27 @@ def test_the_part_of_a_strip_is_where_the_kernel_looks(fmt: WeightFormat, strips
     np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
 
 
-def test_every_pair_and_strip_has_a_block() -> None:
-    kernels = RecordingLibrary()
-    layout = ImageLayout.of(WeightFormat.BF16, 1024, 2048)
-    weights = ExpertWeights(layout, ShapeOnly((256, layout.image_bytes), "uint8"))
-    moe_experts_small_t.launch(
-        kernels.library, weights, shape_pairs(32, 256), ShapeOnly((4, 2048)), ShapeOnly((32, 512)),
-        is_gated=True, stream=0,
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize(("architecture", "kilobytes"), [("sm_86", 99), ("sm_90a", 227)])
+def test_every_tile_has_a_block_and_fits(
+    fmt: WeightFormat, architecture: str, kilobytes: int
+) -> None:
+    limits = dataclasses.replace(
+        H200, architecture=architecture, shared_bytes_per_block=kilobytes * 1024
+    )
+    kernels = RecordingLibrary(limits)
+    layout = ImageLayout.of(fmt, 1024, 2048)
+    scales = ShapeOnly((256, 1024), "float32") if fmt.has_row_scale else None
+    weights = ExpertWeights(layout, ShapeOnly((256, layout.image_bytes), "uint8"), scales)
+    moe_grouped.launch(
+        kernels.library, weights, shape_pairs(4096, 256), ShapeOnly((512, 2048)),
+        ShapeOnly((4096, 512)), is_gated=True, stream=0,
     )  # fmt: skip
     launch = kernels.only()
-    assert launch.grid == (32, 32, 1)
-    assert launch["pairs_per_row"] == 8
-    assert launch.arguments.dtype.itemsize == struct_bytes("moe_experts_small_t", "ExpertParams")
+    assert launch.grid == (4 if architecture == "sm_90a" else 8, 32 + 256, 1)
+    assert launch["rows"] != 0
+    assert ("wgmma" in launch.family) == (architecture == "sm_90a")
+    assert launch.arguments.dtype.itemsize == struct_bytes("moe_grouped", "GroupedParams")
 
 
 def test_structs_of_router_pairs_and_combination() -> None:
@@ -107,8 +121,9 @@ def test_structs_of_router_pairs_and_combination() -> None:
     sizes = [launch.arguments.dtype.itemsize for launch in kernels.launches]
     assert sizes == [
         struct_bytes("moe_router", "RouterParams"),
-        struct_bytes("moe_router", "PairParams"),
-        struct_bytes("moe_experts_small_t", "CombineParams"),
+        struct_bytes("moe_pairs", "PairParams"),
+        struct_bytes("moe_pairs", "PairParams"),
+        struct_bytes("moe_combine", "CombineParams"),
     ]
 
 
@@ -117,16 +132,21 @@ def test_wrong_arguments_are_refused() -> None:
     layout = ImageLayout.of(WeightFormat.FP8_ROW, 64, 64)
     images = ShapeOnly((4, layout.image_bytes), "uint8")
     weights = ExpertWeights(layout, images, ShapeOnly((4, 64), "float32"))
-    pairs, y = shape_pairs(6, 4), ShapeOnly((6, 64), "float32")
+    odd = ExpertWeights(
+        ImageLayout.of(WeightFormat.BF16, 72, 64),
+        ShapeOnly((4, ImageLayout.of(WeightFormat.BF16, 72, 64).image_bytes), "uint8"),
+    )
+    pairs, y = shape_pairs(6, 4), ShapeOnly((6, 64))
     calls: list[tuple[str, ExpertWeights, ShapeOnly, bool]] = [
-        ("row_scales", ExpertWeights(layout, images), ShapeOnly((6, 64)), False),
+        ("row scales", ExpertWeights(layout, images), ShapeOnly((6, 64)), False),
         ("x has shape", weights, ShapeOnly((3, 64)), False),
         ("x has shape", weights, ShapeOnly((6, 128)), False),
-        ("y is", weights, ShapeOnly((3, 64)), True),
+        ("y has shape", weights, ShapeOnly((3, 64)), True),
+        ("multiple of 16", odd, ShapeOnly((3, 64)), True),
     ]
     for message, given_weights, x, is_gated in calls:
         with pytest.raises(OpContractError, match=message):
-            moe_experts_small_t.launch(
+            moe_grouped.launch(
                 kernels.library, given_weights, pairs, x, y, is_gated=is_gated, stream=0
             )
     for logits, count in ((ShapeOnly((5, 520), "float32"), 8), (ShapeOnly((5, 4), "float32"), 5)):
@@ -140,12 +160,18 @@ def test_wrong_arguments_are_refused() -> None:
 
 def test_sorted_pairs_are_stable() -> None:
     ids = np.array([[3, 1], [1, 0], [3, 2]])
-    order, positions, experts, tokens, offsets = moe_pairs.reference(ids, 5)
-    assert order.tolist() == [3, 1, 2, 5, 0, 4]
-    assert positions[order].tolist() == list(range(6))
-    assert experts.tolist() == [0, 1, 1, 2, 3, 3]
+    positions, tokens, offsets, tiles = moe_pairs.reference(ids, 5)
+    assert positions.tolist() == [4, 1, 2, 0, 5, 3]
     assert tokens.tolist() == [1, 0, 1, 2, 0, 2]
     assert offsets.tolist() == [0, 1, 3, 4, 6, 6]
+    assert tiles.tolist() == [[0, 0], [1, 1], [2, 3], [3, 4]]
+
+
+def test_tiles_end_with_their_expert() -> None:
+    ids = np.array([[0], [2]]).repeat([300, 128], axis=0)
+    _, _, _, tiles = moe_pairs.reference(ids, 3)
+    assert tiles.tolist() == [[0, 0], [0, 128], [0, 256], [2, 300]]
+    assert len(tiles) <= moe_pairs.max_tiles(428, 3)
 
 
 @pytest.fixture(scope="module")
@@ -156,9 +182,14 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
 
 
 def upload_pairs(device: Device, expert_ids: NDArray[Any], num_experts: int) -> SortedPairs:
-    return SortedPairs(
-        *(device.cp.asarray(item) for item in moe_pairs.reference(expert_ids, num_experts))
-    )
+    """Sorted on the host; tiles behind the last one are poisoned."""
+    cp = device.cp
+    positions, tokens, offsets, tiles = moe_pairs.reference(expert_ids, num_experts)
+    most = moe_pairs.max_tiles(expert_ids.size, num_experts)
+    padded = np.full((most, 2), 0x5A5A5A5A, np.int32)
+    padded[: len(tiles)] = tiles
+    total, counts = np.array([len(tiles)], np.int32), np.empty(1, np.int32)
+    return SortedPairs(*map(cp.asarray, (positions, tokens, offsets, padded, total, counts)))
 
 
 @pytest.mark.gpu
@@ -206,22 +237,37 @@ def test_router_weights_of_broken_logits_are_nan(device: Device) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("tokens", "count"), [(1, 8), (16, 8), (65, 4), (2048, 8)])
-def test_pairs_are_sorted_as_the_reference(device: Device, tokens: int, count: int) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "count", "num_experts"),
+    [(1, 8, 64), (17, 8, 64), (65, 4, 64), (2048, 8, 256), (8192, 8, 256), (1023, 16, 512),
+     (300, 1, 1), (129, 1, 2), (5, 3, 7)],
+)  # fmt: skip
+@pytest.mark.parametrize("is_lopsided", [False, True])
+def test_pairs_are_sorted_as_the_reference(
+    device: Device, tokens: int, count: int, num_experts: int, is_lopsided: bool
+) -> None:
     cp = device.cp
     rng = np.random.default_rng(tokens)
-    ids = np.stack([rng.permutation(64)[:count] for _ in range(tokens)]).astype(np.int32)
-    ids[ids == 63] = 0  # one expert stays empty
-    outputs = [Fenced(cp, (tokens * count,), "int32") for _ in range(4)]
-    offsets = Fenced(cp, (65,), "int32")
-    order, positions, experts, sorted_tokens = (item.array for item in outputs)
-    pairs = SortedPairs(order, positions, experts, sorted_tokens, offsets.array)
-    moe_pairs.launch(device.kernels, cp.asarray(ids), pairs, 64, stream=device.stream.ptr)
+    ids = rng.integers(0, num_experts, (tokens, count)).astype(np.int32)
+    if is_lopsided:
+        ids[rng.random(ids.shape) < 0.9] = num_experts // 2
+    num_pairs = tokens * count
+    positions, sorted_tokens = (Fenced(cp, (num_pairs,), "int32") for _ in range(2))
+    offsets, total = Fenced(cp, (num_experts + 1,), "int32"), Fenced(cp, (1,), "int32")
+    tiles = Fenced(cp, (moe_pairs.max_tiles(num_pairs, num_experts), 2), "int32")
+    counts = Fenced(cp, (moe_pairs.num_counts(num_pairs, num_experts),), "int32")
+    pairs = SortedPairs(*(
+        item.array for item in (positions, sorted_tokens, offsets, tiles, total, counts)
+    ))  # fmt: skip
+    moe_pairs.launch(device.kernels, cp.asarray(ids), pairs, num_experts, stream=device.stream.ptr)
     device.stream.synchronize()
-    want = moe_pairs.reference(ids, 64)
-    for got, expected in zip([*outputs, offsets], want, strict=True):
-        values: NDArray[np.int32] = got.read()
-        assert (values == expected).all()
+    counts.read()
+    want_positions, want_tokens, want_offsets, want_tiles = moe_pairs.reference(ids, num_experts)
+    assert np.array_equal(positions.read(), want_positions)
+    assert np.array_equal(sorted_tokens.read(), want_tokens)
+    assert np.array_equal(offsets.read(), want_offsets)
+    assert total.read().tolist() == [len(want_tiles)]
+    assert np.array_equal(tiles.read()[: len(want_tiles)], want_tiles)
 
 
 def make_experts(layout: ImageLayout, num_experts: int, *, is_gated: bool) -> list[PackedWeight]:
@@ -242,60 +288,106 @@ def upload_experts(device: Device, experts: list[PackedWeight]) -> ExpertWeights
 
 
 def decoded(expert: PackedWeight, *, is_gated: bool) -> NDArray[np.float64]:
-    """Rounded to bf16, which moves results far less than the tolerance."""
-    return wide(
-        dequantise.reference(
-            expert.image, expert.layout, row_scale=expert.row_scale, is_interleaved=is_gated
-        )
-    )
+    """As the grouped products take it: with block scales rounded to bf16, otherwise exact."""
+    values = exact_rows(expert, is_interleaved=is_gated)
+    if expert.layout.format is not WeightFormat.FP8_BLOCK:
+        return values
+    return wide(float_to_bf16(values.astype(np.float32)))
+
+
+def lopsided_ids(tokens: int, num_experts: int, count: int) -> NDArray[np.int32]:
+    """Distinct experts a token; one takes every token, one takes none."""
+    rng = np.random.default_rng([tokens, num_experts])
+    others = max(num_experts - 2, count)
+    ids = np.stack([rng.permutation(others)[:count] for _ in range(tokens)]).astype(np.int32)
+    ids[:, 0] = num_experts - 1
+    return ids
+
+
+def run_grouped(
+    device: Device, weights: tuple[ExpertWeights, ExpertWeights], ids: NDArray[np.int32],
+    x: NDArray[np.uint16], *, is_portable: bool,
+) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:  # fmt: skip
+    """Inner values and results by pair; outputs poisoned and fenced."""
+    cp, stream = device.cp, device.stream.ptr
+    num_experts = weights[0].images.__cuda_array_interface__["shape"][0]
+    pairs = upload_pairs(device, ids, num_experts)
+    inner = Fenced(cp, (ids.size, weights[1].layout.columns), "uint16")
+    y = Fenced(cp, (ids.size, weights[1].layout.rows), "uint16")
+    moe_grouped.launch(
+        device.kernels, weights[0], pairs, cp.asarray(x), inner.array, is_gated=True,
+        stream=stream, is_portable=is_portable,
+    )  # fmt: skip
+    moe_grouped.launch(
+        device.kernels, weights[1], pairs, inner.array, y.array, is_gated=False, stream=stream,
+        is_chained=True, is_portable=is_portable,
+    )  # fmt: skip
+    device.stream.synchronize()
+    positions = moe_pairs.reference(ids, num_experts)[0]
+    return inner.read()[positions], y.read()[positions]
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("is_portable", [False, True])
 @pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize(("hidden", "inner"), [(256, 96), (2048, 512), (400, 48)])
-def test_experts_match_float64_and_a_token_stands_alone(
-    device: Device, fmt: WeightFormat, hidden: int, inner: int
-) -> None:
-    cp = device.cp
-    num_experts, count, tokens = 12, 4, 19
-    rng = np.random.default_rng(hidden)
+@pytest.mark.parametrize(
+    ("hidden", "inner", "num_experts", "count", "tokens"),
+    [(256, 96, 12, 4, 150), (2048, 512, 6, 2, 300), (400, 48, 5, 2, 129), (72, 16, 1, 1, 257),
+     (136, 272, 64, 16, 17)],
+)  # fmt: skip
+def test_grouped_products_match_float64(
+    device: Device, fmt: WeightFormat, hidden: int, inner: int, num_experts: int, count: int,
+    tokens: int, is_portable: bool,
+) -> None:  # fmt: skip
+    if fmt is WeightFormat.NVFP4:
+        hidden = -(-hidden // 16) * 16
     gate_up = make_experts(ImageLayout.of(fmt, 2 * inner, hidden), num_experts, is_gated=True)
     down = make_experts(ImageLayout.of(fmt, hidden, inner), num_experts, is_gated=False)
-    on_device = upload_experts(device, gate_up), upload_experts(device, down)
-    ids = np.stack([rng.permutation(num_experts)[:count] for _ in range(tokens)]).astype(np.int32)
-    ids[:, 0] = 5  # an expert that every token visits: more than one group of columns
-    ids[:, 1:][ids[:, 1:] == 5] = 0
+    ids = lopsided_ids(tokens, num_experts, count)
     x = random_bf16((tokens, hidden), 3)
+    x[7] = float_to_bf16((bf16_to_float(x[7]) * 1e4).astype(np.float32))
+    weights = upload_experts(device, gate_up), upload_experts(device, down)
+    middle, y = run_grouped(device, weights, ids, x, is_portable=is_portable)
+    flat = ids.ravel()
+    for expert in np.unique(flat):
+        chosen = np.flatnonzero(flat == expert)
+        rows = wide(x[chosen // count])
+        want = swiglu.reference(rows @ decoded(gate_up[expert], is_gated=True).T)
+        got = wide(middle[chosen])
+        error = np.linalg.norm(got - want, axis=1) / np.linalg.norm(want, axis=1)
+        assert error.max() <= 6e-3
+        want = got @ decoded(down[expert], is_gated=False).T
+        error = np.linalg.norm(wide(y[chosen]) - want, axis=1) / np.linalg.norm(want, axis=1)
+        assert error.max() <= 4e-3
+    part_middle, part_y = run_grouped(device, weights, ids[3:14], x[3:14], is_portable=is_portable)
+    assert (part_middle == middle[3 * count : 14 * count]).all()
+    assert (part_y == y[3 * count : 14 * count]).all()
+    x[5] = 0x7FC0
+    _, broken = run_grouped(device, weights, ids, x, is_portable=is_portable)
+    others = np.arange(ids.size) // count != 5
+    assert (broken[others] == y[others]).all()
 
-    def run(rows: slice) -> tuple[NDArray[np.uint16], NDArray[np.float32]]:
-        num_pairs = ids[rows].size
-        pairs = upload_pairs(device, ids[rows], num_experts)
-        middle = Fenced(cp, (num_pairs, inner), "uint16")
-        y = Fenced(cp, (num_pairs, hidden), "float32")
-        stream = device.stream.ptr
-        moe_experts_small_t.launch(
-            device.kernels, on_device[0], pairs, cp.asarray(x[rows]), middle.array, is_gated=True,
-            stream=stream,
-        )  # fmt: skip
-        moe_experts_small_t.launch(
-            device.kernels, on_device[1], pairs, middle.array, y.array, is_gated=False,
-            stream=stream, is_chained=True,
-        )  # fmt: skip
-        device.stream.synchronize()
-        return middle.read(), y.read()
 
-    middle, y = run(slice(0, tokens))
-    for pair, expert in enumerate(ids.ravel()):
-        row = wide(x[pair // count])[None]
-        want = swiglu.reference(row @ decoded(gate_up[expert], is_gated=True).T)[0]
-        got = wide(middle[pair])
-        assert np.linalg.norm(got - want) <= 6e-3 * np.linalg.norm(want)
-        want = decoded(down[expert], is_gated=False) @ got
-        assert np.linalg.norm(y[pair] - want) <= 4e-3 * np.linalg.norm(want)
-    for start, end in ((0, 1), (3, 4), (2, 9), (0, 16)):
-        part_middle, part_y = run(slice(start, end))
-        assert (part_middle == middle[start * count : end * count]).all()
-        assert (part_y == y[start * count : end * count]).all()
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_portable", [False, True])
+@pytest.mark.parametrize("strips", [1, 2, 4, 8])
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_grouped_products_read_every_layout(
+    device: Device, fmt: WeightFormat, strips: int, is_portable: bool
+) -> None:
+    """Row blocks of several strips, the last one shorter; columns that end inside a unit."""
+    hidden, inner, tokens = 32 * strips + 48, 272, 40
+    gate_up = make_experts(ImageLayout(fmt, 2 * inner, hidden, strips), 2, is_gated=True)
+    down = make_experts(ImageLayout(fmt, hidden, inner, strips), 2, is_gated=False)
+    ids = np.array([[t % 2] for t in range(tokens)], np.int32)
+    x = random_bf16((tokens, hidden), 3)
+    weights = upload_experts(device, gate_up), upload_experts(device, down)
+    middle, y = run_grouped(device, weights, ids, x, is_portable=is_portable)
+    for t in range(tokens):
+        want = swiglu.reference(wide(x[t : t + 1]) @ decoded(gate_up[t % 2], is_gated=True).T)[0]
+        assert np.linalg.norm(wide(middle[t]) - want) <= 6e-3 * np.linalg.norm(want)
+        want = decoded(down[t % 2], is_gated=False) @ wide(middle[t])
+        assert np.linalg.norm(wide(y[t]) - want) <= 4e-3 * np.linalg.norm(want)
 
 
 @pytest.mark.gpu

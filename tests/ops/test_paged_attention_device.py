@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ninfer.ops import paged_attention_decode, paged_attention_prefill
 from ninfer.ops.float_codecs import HalfArray, bf16_to_float
+from ninfer.ops.kv_pages import HEAD_DIMS, stored_dim
 from tests.helpers.device import Device, open_device
 from tests.helpers.fenced import Fenced
 from tests.helpers.kv_cache import (
@@ -21,6 +22,7 @@ from tests.helpers.kv_cache import (
     filled_cache,
     projection,
     random_bf16,
+    stored,
 )
 from tests.helpers.tolerance import (
     BF16_ATTENTION,
@@ -71,10 +73,12 @@ def run_decode(
     tables = cache.page_tables if rows is None else cache.page_tables[list(rows)]
     y = Fenced(cp, (q.shape[0], q.shape[1] * q.shape[2]), "uint16")
     tokens, heads, head_dim = q.shape
-    size = paged_attention_decode.workspace_size(tokens, heads, head_dim, tables.shape[1])
+    size = paged_attention_decode.workspace_size(
+        tokens, heads, stored_dim(head_dim), tables.shape[1]
+    )
     workspace = Fenced(cp, (size,), "float32")
     workspace.array[...] = np.nan
-    queries = cp.asarray(q)
+    queries = cp.asarray(stored(q))
     paged_attention_decode.launch(
         device.kernels,
         queries,
@@ -92,7 +96,7 @@ def run_decode(
     )
     device.stream.synchronize()
     workspace.read()
-    assert (cp.asnumpy(queries) == q).all()
+    assert (cp.asnumpy(queries) == stored(q)).all()
     result: HalfArray = y.read()
     return result
 
@@ -102,7 +106,7 @@ def last_ordinals(lengths: Sequence[int], columns: int = 1) -> list[NDArray[np.i
 
 
 @pytest.mark.parametrize("kv_format", FORMATS)
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (6, 1), (8, 2), (16, 1), (18, 2)])
 def test_decode_of_rows_of_all_lengths(
     device: Device, heads: int, kv_heads: int, head_dim: int, kv_format: str
@@ -128,7 +132,7 @@ def test_decode_across_fine_and_coarse_units(device: Device, length: int, kv_for
 
 
 @pytest.mark.parametrize("kv_format", FORMATS)
-@pytest.mark.parametrize("head_dim", [64, 256])
+@pytest.mark.parametrize("head_dim", [32, 64, 256])
 @pytest.mark.parametrize("columns", [2, 5, 16])
 @pytest.mark.parametrize("length", [16, 64, 70, 200, 2050])
 def test_decode_of_several_columns_is_causal(
@@ -198,7 +202,7 @@ def run_prefill(
 ) -> HalfArray:
     cp = device.cp
     y = Fenced(cp, (q.shape[0], q.shape[1] * q.shape[2]), "uint16")
-    queries = cp.asarray(q)
+    queries = cp.asarray(stored(q))
     paged_attention_prefill.launch(
         device.kernels,
         queries,
@@ -212,13 +216,13 @@ def run_prefill(
         is_chained=is_chained,
     )
     device.stream.synchronize()
-    assert (cp.asnumpy(queries) == q).all()
+    assert (cp.asnumpy(queries) == stored(q)).all()
     result: HalfArray = y.read()
     return result
 
 
 @pytest.mark.parametrize("kv_format", FORMATS)
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (6, 1), (8, 2)])
 @pytest.mark.parametrize(
     ("start", "tokens"), [(0, 1), (0, 31), (0, 130), (1, 63), (64, 65), (100, 33)]

@@ -32,6 +32,12 @@ __device__ __forceinline__ uint2 load_shared_8(u32 address) {
   return v;
 }
 
+__device__ __forceinline__ u32 load_shared_4(u32 address) {
+  u32 v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
+  return v;
+}
+
 __device__ __forceinline__ float load_shared_float(u32 address) {
   float v;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address));
@@ -51,9 +57,26 @@ __device__ __forceinline__ void copy_shared_16(u32 address, const void* from, bo
                : "memory");
 }
 
-// Waits for this thread's copy_shared_16 copies.
+// The same for 4 bytes.
+__device__ __forceinline__ void copy_shared_4(u32 address, const void* from, bool is_real) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from),
+               "r"(is_real ? 4 : 0)
+               : "memory");
+}
+
+// Asynchronous copy of 8 bytes into shared memory.
+__device__ __forceinline__ void copy_shared_8(u32 address, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(address), "l"(from) : "memory");
+}
+
+// Waits for this thread's copies into shared memory.
 __device__ __forceinline__ void copy_shared_wait() {
   asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+// Calls the 128 bytes round an address into the L2; nobody waits for it.
+__device__ __forceinline__ void prefetch_line(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
 // Words that other blocks of the grid write or read meanwhile; each word arrives whole.

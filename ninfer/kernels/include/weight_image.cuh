@@ -84,11 +84,9 @@ __device__ __forceinline__ void for_fragments(ImageE4m3Block, uint4 w, const u8*
 }
 
 // Scales come as bf16 pairs {row g, row g + 8} that carry 2^118 of the 2^126 that e2m1 patterns
-// lack; the 2^8 left is in the row scale.
+// lack; the 2^8 left is in the row scale. `word` is word lane * 2 + half of the part's slab.
 template <class Function>
-__device__ __forceinline__ void for_fragments(ImageE2m1, uint4 w, const u8* slab, int half, int tile, int lane,
-                                              Function f) {
-  const u32 word = __ldg(reinterpret_cast<const u32*>(slab) + lane * 2 + half);
+__device__ __forceinline__ void for_e2m1_fragments(uint4 w, u32 word, int tile, Function f) {
   const u32 pair = tile == 0 ? e4m3_first_pair(word) : e4m3_second_pair(word);
   const u32 scale = mul_bf16x2(mul_bf16x2(pair, kTwoTo120), kTwoTo118);
   const u32 low = __byte_perm(scale, scale, 0x1010), high = __byte_perm(scale, scale, 0x3232);
@@ -99,4 +97,10 @@ __device__ __forceinline__ void for_fragments(ImageE2m1, uint4 w, const u8* slab
     f(m, make_uint4(mul_bf16x2(pairs.x, low), mul_bf16x2(pairs.y, high), mul_bf16x2(pairs.z, low),
                     mul_bf16x2(pairs.w, high)));
   }
+}
+
+template <class Function>
+__device__ __forceinline__ void for_fragments(ImageE2m1, uint4 w, const u8* slab, int half, int tile, int lane,
+                                              Function f) {
+  for_e2m1_fragments(w, __ldg(reinterpret_cast<const u32*>(slab) + lane * 2 + half), tile, f);
 }

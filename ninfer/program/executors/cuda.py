@@ -6,7 +6,8 @@ Moves between device and host go beside them on a stream of their own (`cuda_mov
 
 The event loop is never held: launches of a prefill are queued layer by layer with a turn of the
 loop between them, and waiting is polling with turns of the loop. After a failure of the device
-every later call fails at once: nothing on it can be trusted any more.
+every later call fails at once: nothing on it can be trusted any more. A unit that never ends is
+such a failure too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import monotonic
+from typing import Final
 
 import numpy as np
 
@@ -41,6 +44,9 @@ from ninfer.program.executors.cuda_weights import DeviceWeights
 from ninfer.program.executors.cuda_workspace import Workspace
 from ninfer.program.graphs import DecodeGraphs
 
+LONGEST_UNIT_S: Final = 180.0
+"""A unit that the device has not ended by then will never end."""
+
 
 class CudaExecutor:
     """Implements contract Executor. Owns the driver: close gives all memory of the device back.
@@ -57,8 +63,12 @@ class CudaExecutor:
         driver: CudaDriver,
         weights: DeviceWeights,
         workspace: Workspace,
+        *,
+        longest_unit_s: float = LONGEST_UNIT_S,
     ) -> None:
         self._config = config
+        self._longest_unit_s = longest_unit_s
+        self._is_stuck = False
         self._driver = driver
         self._workspace = workspace
         self._model = CudaModel(config, driver, weights, workspace)
@@ -180,8 +190,11 @@ class CudaExecutor:
         sampler.queue_copy_out(num_rows)
 
     def close(self) -> None:
-        if not self._is_closed:
-            self._is_closed = True
+        if self._is_closed:
+            return
+        self._is_closed = True
+        # Giving memory back waits for what runs: a stuck device keeps it until the process ends.
+        if not self._is_stuck:
             self._driver.close()
 
     async def _run_prompt(self, row: UnitRow) -> DeviceTensor:
@@ -219,7 +232,13 @@ class CudaExecutor:
     async def _completion(self) -> None:
         """Poll until all that was queued has run, with a turn of the loop between two looks."""
         self._driver.mark()
-        while not self._driver.has_passed():  # noqa: ASYNC110, nothing else tells this soon
+        latest_s = monotonic() + self._longest_unit_s
+        while not self._driver.has_passed():
+            if monotonic() > latest_s:
+                self._is_stuck = True
+                raise DeviceError(
+                    f"cuda: the device has not ended a unit in {self._longest_unit_s:g} s"
+                )
             await asyncio.sleep(0)
 
     @contextmanager

@@ -16,14 +16,18 @@ from ninfer.ops import (
     gdn_device,
     gdn_prefill,
     linear_small_t,
-    moe_experts_small_t,
+    moe_pairs,
     paged_attention_decode,
 )
+from ninfer.ops.kv_pages import stored_dim
+from ninfer.ops.moe_pairs import SortedPairs
 from ninfer.program.executors.cuda_tensor import Arena, DeviceTensor
 from ninfer.program.executors.cuda_weights import HEAD, WeightPlan
 
 SMALL_TOKENS: Final = linear_small_t.MAX_TOKENS
 """Most columns of a row that take the decode kernels, whose bits do not depend on T."""
+MOE_BLOCK_TOKENS: Final = 8192
+"""Most tokens whose experts run at once: an expert's weights are read once a block of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,25 +50,38 @@ class MoeBuffers:
 
     logits        f32 [N, E] of the router
     expert_ids, weights   int32 and f32, flat, P
-    order, positions, sorted_experts, sorted_tokens   int32, flat, P; offsets int32 [E + 1]
+    positions, sorted_tokens, tiles, counts   int32, flat: what moe_pairs makes of P pairs
+    offsets       int32 [E + 1]; num_tiles int32 [1]
     inner         bf16, flat, P * I
-    routed        f32, flat, P * C
-    shared        f32 [N, C]; shared_gate f32, flat, M
+    routed        bf16, flat, P * C
+    shared        bf16 [N, C]; shared_gate f32, flat, M
     """
 
     block_tokens: int
     logits: DeviceTensor
     expert_ids: DeviceTensor
     weights: DeviceTensor
-    order: DeviceTensor
     positions: DeviceTensor
-    sorted_experts: DeviceTensor
     sorted_tokens: DeviceTensor
+    tiles: DeviceTensor
+    counts: DeviceTensor
     offsets: DeviceTensor
+    num_tiles: DeviceTensor
     inner: DeviceTensor
     routed: DeviceTensor
     shared: DeviceTensor
     shared_gate: DeviceTensor
+
+    def pairs(self, num_pairs: int, num_experts: int) -> SortedPairs:
+        """Where the sorted pairs of a block of tokens go."""
+        return SortedPairs(
+            positions=self.positions.as_shape(num_pairs),
+            sorted_tokens=self.sorted_tokens.as_shape(num_pairs),
+            offsets=self.offsets,
+            tiles=self.tiles.as_shape(moe_pairs.max_tiles(num_pairs, num_experts), 2),
+            num_tiles=self.num_tiles,
+            counts=self.counts.as_shape(moe_pairs.num_counts(num_pairs, num_experts)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,22 +119,23 @@ def carve_moe_buffers(arena: Arena, config: ModelConfig, sizes: UnitSizes) -> Mo
     moe = config.moe
     if moe is None:
         return None
-    most = moe_experts_small_t.MAX_PAIRS // moe.experts_per_token
-    block_tokens = min(most, sizes.max_tokens)
-    pairs = (block_tokens * moe.experts_per_token,)
+    block_tokens = min(MOE_BLOCK_TOKENS, sizes.max_tokens)
+    num_pairs = block_tokens * moe.experts_per_token
+    pairs = (num_pairs,)
     return MoeBuffers(
         block_tokens=block_tokens,
         logits=arena.take((sizes.max_tokens, moe.num_experts), "float32"),
         expert_ids=arena.take(pairs, "int32"),
         weights=arena.take(pairs, "float32"),
-        order=arena.take(pairs, "int32"),
         positions=arena.take(pairs, "int32"),
-        sorted_experts=arena.take(pairs, "int32"),
         sorted_tokens=arena.take(pairs, "int32"),
+        tiles=arena.take((2 * moe_pairs.max_tiles(num_pairs, moe.num_experts),), "int32"),
+        counts=arena.take((moe_pairs.num_counts(num_pairs, moe.num_experts),), "int32"),
         offsets=arena.take((moe.num_experts + 1,), "int32"),
-        inner=arena.take((pairs[0] * moe.intermediate_size,), "uint16"),
-        routed=arena.take((pairs[0] * config.hidden_size,), "float32"),
-        shared=arena.take((sizes.max_tokens, config.hidden_size), "float32"),
+        num_tiles=arena.take((1,), "int32"),
+        inner=arena.take((num_pairs * moe.intermediate_size,), "uint16"),
+        routed=arena.take((num_pairs * config.hidden_size,), "uint16"),
+        shared=arena.take((sizes.max_tokens, config.hidden_size), "uint16"),
         shared_gate=arena.take((block_tokens,), "float32"),
     )
 
@@ -134,7 +152,7 @@ def carve_buffers(
     """InvariantError when the arena is too small."""
     hidden, att = config.hidden_size, config.attention
     partial_results = paged_attention_decode.workspace_size(
-        sizes.max_small, att.num_heads, att.head_dim, max_pages
+        sizes.max_small, att.num_heads, stored_dim(att.head_dim), max_pages
     )
     single = [matrix for matrix in weights.matrices if matrix.num_experts is None]
     partials = max(
@@ -153,7 +171,7 @@ def carve_buffers(
         logits=_logits(arena, sizes.max_small, config.vocab_size),
         partials=arena.take((partials,), "float32"),
         unpacked=arena.take((unpacked,), "uint16"),
-        query=arena.take((sizes.max_tokens * att.num_heads * att.head_dim,), "uint16"),
+        query=arena.take((sizes.max_tokens * att.num_heads * stored_dim(att.head_dim),), "uint16"),
         attention=arena.take((partial_results,), "float32"),
         scratch=arena.take((_scratch_bytes(config, sizes, limits),), "uint8"),
         moe=carve_moe_buffers(arena, config, sizes),

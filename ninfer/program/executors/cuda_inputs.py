@@ -89,7 +89,7 @@ class UnitInputs:
         num_rows, max_pages = page_tables.shape
         tables = driver.allocate_pinned(page_tables.num_bytes)
         self._tables: IntArray = tables.view(np.int32).reshape(num_rows, max_pages)
-        self._num_pages = [0] * num_rows
+        self._known = [b""] * num_rows
 
     def tensors(self, num_rows: int, num_tokens: int) -> UnitTensors:
         """Where a unit of these sizes finds its inputs."""
@@ -156,10 +156,10 @@ class UnitInputs:
         ]
 
     def _write_table(self, index: int, page_table: IntArray) -> None:
-        size, known = page_table.size, self._tables[index]
-        if size <= self._num_pages[index] and (known[:size] == page_table).all():
+        entries = page_table.tobytes()
+        if self._known[index].startswith(entries):
             return
-        known[:size] = page_table
-        self._num_pages[index] = size
-        table: HostArray = known[:size]
+        self._known[index] = entries
+        table: HostArray = self._tables[index, : page_table.size]
+        table[:] = page_table
         self._driver.upload(self._page_tables.index(index).address, table)

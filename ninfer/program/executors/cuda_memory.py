@@ -6,7 +6,8 @@
     StateImages     conv bf16 [slots][L][conv_dim][W - 1], oldest input first
                     recurrent f32 [slots][L][Hv][dv][dk]
 
-K is stored normed and rotated. Slot ROOT_SLOT is zeroed and never written.
+D is kv_pages.stored_dim of a head. K is stored normed and rotated. Slot ROOT_SLOT is zeroed and
+never written.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Final
 
 from ninfer.contract.model import ModelConfig
 from ninfer.contract.units import PAGE_TOKENS, Capacity
+from ninfer.ops.kv_pages import stored_dim
 from ninfer.program.executors.cuda_tensor import Arena, DeviceTensor
 
 INT8_GROUP: Final = 64
@@ -78,10 +80,10 @@ def slot_bytes(config: ModelConfig) -> int:
 def _kv_layer(arena: Arena, config: ModelConfig, num_pages: int, kv_dtype: str) -> KvLayer:
     att = config.attention
     heads = (num_pages, 2, att.num_kv_heads, PAGE_TOKENS)
-    shape = (*heads, att.head_dim)
+    shape = (*heads, stored_dim(att.head_dim))
     if kv_dtype == "bf16":
         return KvLayer(arena.take(shape, "uint16"), None)
     if kv_dtype == "fp8":
         return KvLayer(arena.take(shape, "uint8"), arena.take(heads, "float32"))
-    groups = (*heads, att.head_dim // INT8_GROUP)
+    groups = (*heads, shape[-1] // INT8_GROUP)
     return KvLayer(arena.take(shape, "int8"), arena.take(groups, "float16"))

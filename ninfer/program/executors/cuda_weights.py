@@ -7,12 +7,15 @@
 
 A weight format applies to the projections of mixers and MLPs. Embeddings, the head, norms,
 convolutions and routers stay bf16.
+
+Matrices of a quantised checkpoint keep their codes. Where their parts have different encodings
+(cuda_bands), an object has several images, each with rows of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
 from types import MappingProxyType
 from typing import Final
@@ -20,10 +23,12 @@ from typing import Final
 import numpy as np
 
 from ninfer.contract.model import ModelConfig, ModelObject
+from ninfer.contract.weights import WeightBand, WeightEncoding
 from ninfer.models.parameters import model_objects
+from ninfer.ops.expert_weights import ExpertWeights
 from ninfer.ops.linear_packing import ImageLayout, WeightFormat
 from ninfer.ops.linear_small_t import PackedLinear
-from ninfer.ops.moe_experts_small_t import ExpertWeights
+from ninfer.program.executors.cuda_bands import BandGroup, group_bands, undivided_reason
 from ninfer.program.executors.cuda_tensor import Arena, DeviceTensor
 
 EMBED: Final = "embed_tokens"
@@ -87,11 +92,27 @@ class VectorSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class EncodedImage:
+    """A matrix that keeps the codes of some bands of an object."""
+
+    matrix: MatrixSpec
+    bands: BandGroup
+
+
+@dataclass(frozen=True, slots=True)
 class WeightPlan:
-    """What is stored, in the order of the arena: vectors, then matrices."""
+    """What is stored, in the order of the arena: vectors, then matrices.
+
+    encoded   images of the objects whose codes are kept, by the object's name
+    decoded   quantised matrices that are decoded to bf16 all the same, and why
+    """
 
     matrices: tuple[MatrixSpec, ...]
     vectors: tuple[VectorSpec, ...]
+    encoded: Mapping[str, tuple[EncodedImage, ...]] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    decoded: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def num_bytes(self) -> int:
@@ -104,30 +125,94 @@ class WeightPlan:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DeviceWeights:
-    """Every weight of the text model by its object's name; a tied head is in `linears` too."""
+class LinearPart:
+    """Rows of an object that one image holds, from `first_row` on. `is_whole`: all of them."""
 
-    matrices: Mapping[str, MatrixSpec]
-    linears: Mapping[str, PackedLinear]
+    first_row: int
+    is_whole: bool
+    matrix: MatrixSpec
+    linear: PackedLinear
+
+    def columns_of(self, y: DeviceTensor) -> DeviceTensor:
+        """What this part computes of the object's product y."""
+        if self.is_whole:
+            return y
+        return y.columns(self.first_row, self.first_row + self.matrix.layout.rows)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceWeights:
+    """Every weight of the text model by its object's name; a tied head is in `linears` too.
+
+    linears    the parts of an object in the order of its rows, almost always one
+    """
+
+    linears: Mapping[str, tuple[LinearPart, ...]]
     experts: Mapping[str, ExpertWeights]
     vectors: Mapping[str, DeviceTensor]
 
 
-def plan_weights(config: ModelConfig, fmt: WeightFormat) -> WeightPlan:
-    """Raises OpContractError for sizes that the format cannot hold."""
+def plan_weights(
+    config: ModelConfig,
+    fmt: WeightFormat,
+    stored: Mapping[str, Sequence[WeightBand]] | None = None,
+) -> WeightPlan:
+    """`stored`: bands by object of a checkpoint whose codes are kept. Raises OpContractError for
+    sizes that the format cannot hold."""
     matrices: list[MatrixSpec] = []
     vectors: list[VectorSpec] = []
+    encoded: dict[str, tuple[EncodedImage, ...]] = {}
+    decoded: dict[str, str] = {}
     for item in model_objects(config):
         if item.component != "text":
             continue
-        if len(item.shape) == 1 or _leaf(item.name) in _VECTORS:
+        bands = () if stored is None else stored[item.name]
+        is_quantised = any(band.encoding is not WeightEncoding.FLOAT for band in bands)
+        is_vector = len(item.shape) == 1 or _leaf(item.name) in _VECTORS
+        reason = "no product reads it" if is_vector else _undivided_reason(item, bands)
+        if is_quantised and reason is None:
+            encoded[item.name] = _encoded_images(item, bands)
+            matrices.extend(image.matrix for image in encoded[item.name])
+            continue
+        if is_quantised:
+            decoded[item.name] = reason or ""
+        if is_vector:
             vectors.append(_vector_spec(item))
         else:
             matrices.append(_matrix_spec(item, fmt))
     if config.tie_word_embeddings:
         layout = ImageLayout.of(WeightFormat.BF16, config.vocab_size, config.hidden_size)
         matrices.append(MatrixSpec(HEAD, layout, is_interleaved=False))
-    return WeightPlan(tuple(matrices), tuple(vectors))
+    return WeightPlan(
+        tuple(matrices), tuple(vectors), MappingProxyType(encoded), MappingProxyType(decoded)
+    )
+
+
+def _undivided_reason(item: ModelObject, bands: Sequence[WeightBand]) -> str | None:
+    """Why an object that has to be one image cannot keep its codes."""
+    is_gate_up = _leaf(item.name) == "gate_up"
+    if not bands or not (is_gate_up or len(item.shape) == 3):
+        return None
+    return undivided_reason(bands, is_gate_up=is_gate_up)
+
+
+def _encoded_images(item: ModelObject, bands: Sequence[WeightBand]) -> tuple[EncodedImage, ...]:
+    *experts, rows, columns = item.shape
+    groups = group_bands(bands)
+    if _leaf(item.name) == "gate_up" or experts:
+        groups = (BandGroup(groups[0].format, 0, rows, 0, len(bands)),)
+    return tuple(
+        EncodedImage(
+            MatrixSpec(
+                item.name if len(groups) == 1 else f"{item.name}:{group.first_row}",
+                ImageLayout.of(group.format, group.num_rows, columns),
+                is_interleaved=_leaf(item.name) == "gate_up",
+                num_experts=experts[0] if experts else None,
+            ),
+            group,
+        )
+        for group in groups
+    )
 
 
 def _vector_spec(item: ModelObject) -> VectorSpec:

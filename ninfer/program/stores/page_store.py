@@ -161,7 +161,9 @@ class PageStore:
         None when too few are free; nothing has changed then.
         """
         holding = self._holding(owner)
-        num_missing = max(0, num_pages - len(holding.page_ids))
+        num_missing = num_pages - len(holding.page_ids)
+        if num_missing <= 0:
+            return ()
         if num_missing > len(self._free):
             return None
         added = tuple(self._take() for _ in range(num_missing))

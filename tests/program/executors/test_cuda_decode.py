@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ pytestmark = pytest.mark.gpu
 
 CASES = ("qwen3_5-dense-tied-realheads", "qwen3_5-moe", "demo")
 STEPS = 200
+MANY_STEPS = 10_000
 NUM_SEQUENCES = 8
 
 
@@ -102,16 +105,29 @@ async def test_small_chunks_of_a_prompt_are_the_same_bits(executor: CudaExecutor
         np.testing.assert_array_equal(got, want)
 
 
-async def test_device_memory_does_not_grow(executor: CudaExecutor) -> None:
-    targets = await start(executor, SamplingParams(temperature=1.0, seed=9, top_logprobs=20))
-    newest = [1] * NUM_SEQUENCES
-    free_before = None
-    for step in range(150):
-        chosen = await driver.decode(executor, targets, newest)
-        newest = [token.token_id for token in chosen]
-        if step == 10:
-            free_before, _ = executor.driver.memory_info()
-    assert executor.driver.memory_info()[0] == free_before
+async def test_memory_does_not_grow() -> None:
+    """Over many conversations of all lanes, on the device and on the host."""
+    params = SamplingParams(temperature=1.0, seed=9, top_logprobs=20)
+    with cuda_executor(open_model(DEMO_MODEL)) as executor:
+        figures = []
+        for _ in range(MANY_STEPS // STEPS):
+            targets, newest = await start(executor, params), [1] * NUM_SEQUENCES
+            for _ in range(STEPS):
+                chosen = await driver.decode(executor, targets, newest)
+                newest = [token.token_id for token in chosen]
+            figures.append((executor.driver.memory_info()[0], resident_bytes()))
+    (free_before, resident_before), (free_after, resident_after) = figures[4], figures[-1]
+    print(
+        f"after {STEPS * 5} and {MANY_STEPS} steps: device free {free_before:,} and {free_after:,}"
+        f" bytes, host resident {resident_before:,} and {resident_after:,} bytes"
+    )
+    assert free_after == free_before
+    assert resident_after - resident_before < 1 << 20
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 async def test_penalties_and_logprobs_agree_with_the_reference(executor: CudaExecutor) -> None:

@@ -16,8 +16,8 @@ from tests.e2e.test_goldens import Golden, load_prompts
 from tests.helpers import executor_driver as driver
 from tests.helpers.cuda_models import cuda_executor
 from tests.helpers.distributions import divergences, lead
+from tests.helpers.expert_choices import run_with_experts, watched_router
 from tests.helpers.model_paths import GOLDEN, GOLDEN_CASES, golden_model
-from tests.helpers.router_gaps import router_gaps
 
 pytestmark = pytest.mark.gpu
 
@@ -33,15 +33,15 @@ CHUNKINGS = {
 MOST_DIVERGENCE = 2e-3
 CLOSE_CALL = 0.05
 """A token this near to the best one may win instead of it."""
-ROUTER_NOISE = 0.1
-"""Rounding the residual stream and its norms to bf16 moves the router logits of this golden (they
-spread by 3) by 0.03, one standard deviation. Where the next expert is nearer than three of those,
-either is a right choice, and which one is taken may change with the cut of the prompt."""
-
-
-def settled_positions(case: str, prompt: list[int]) -> np.typing.NDArray[np.bool_]:
-    """[n] whether the experts of a position are beyond doubt in bf16."""
-    return router_gaps(open_model(golden_model(case)), prompt) >= ROUTER_NOISE
+ROUTER_NOISE = 0.05
+"""Most standard deviation of router logits from those of float32 with the same experts. Rounding
+the residual stream and its norms to bf16 moves them (they spread by 3) by 0.03."""
+LONGEST_LAG = 5 * 2**0.5
+"""In standard deviations of the noise: an expert may win over one that leads it by the difference
+of two errors, and of ten thousand choices none should need five deviations of that. Seen on an
+H200: another expert at 1 to 9 of 200 positions, which ones changes with the cut of the prompt, a
+lead of 0.13 at most. The divergence from float32 at such a position was 1.1e-2, and 7e-4 from
+float32 led along the same experts."""
 
 
 def runnable_cases() -> list[str]:
@@ -71,15 +71,29 @@ def most_divergence(case: str, prompt: str) -> float:
 async def test_logits_stay_near_those_of_float32(
     loaded: tuple[str, CudaExecutor], chunks: tuple[int, ...]
 ) -> None:
+    """Where bf16 took another expert than float32, near those of float32 with the experts taken."""
     case, executor = loaded
+    source = open_model(golden_model(case))
     for name, golden in load_prompts(case).items():
-        logits = await driver.score(executor, driver.sequence(), golden.prompt, chunks)
+        with watched_router(executor, source.config) as log:
+            logits = await driver.score(executor, driver.sequence(), golden.prompt, chunks)
         want = golden.arrays["logits"]
         found = divergences(want, logits[-want.shape[0] :])
-        if chunks != AT_ONCE:
-            found = found[settled_positions(case, golden.prompt)[-want.shape[0] :]]
-            assert found.size >= want.shape[0] // 2 or want.shape[0] == 1
-        assert found.size == 0 or found.mean() <= most_divergence(case, name), f"{case} {name}"
+        where = f"{case} {name}: mean divergence {found.mean():.2e}, most {found.max():.2e}"
+        if source.config.moe is not None:
+            led = run_with_experts(source, golden.prompt, log.choices())
+            if led.lags.max() > 0.0:
+                found = divergences(led.logits[-want.shape[0] :], logits[-want.shape[0] :])
+                where += (
+                    f"; other experts at {np.flatnonzero(led.lags > 0.0)}, behind by up to"
+                    f" {led.lags.max():.3f}; led by them {found.mean():.2e}, most {found.max():.2e}"
+                )
+            noise = float((log.logits() - led.router_logits).std())
+            where += f"; router noise {noise:.4f}"
+            assert noise < ROUTER_NOISE, where
+            assert led.lags.max() < LONGEST_LAG * noise, where
+        print(f"\n{where}, of {most_divergence(case, name):.2e}")
+        assert found.mean() <= most_divergence(case, name), where
 
 
 @pytest.mark.parametrize("chunks", CHUNKINGS.values(), ids=CHUNKINGS.keys())

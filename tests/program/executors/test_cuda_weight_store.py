@@ -54,6 +54,21 @@ def test_vectors_lie_as_they_are_and_staging_is_given_back() -> None:
     assert not weights.experts
 
 
+def test_bf16_codes_are_as_good_as_the_numbers_they_stand_for() -> None:
+    shapes = {"m": (ROWS, COLUMNS), "v": (40,), "f": (5,)}
+    codes = {name: float_to_bf16(random_weight(*shape)) for name, shape in shapes.items()}
+    for is_widened in (False, True):
+        cuda = FakeCuda()
+        store = make_store(cuda, WeightFormat.FP8_ROW)
+        staging = cuda.memory(max(cuda.sizes), 2 * ROWS * COLUMNS)
+        for name, array in codes.items():
+            store.put(name, bf16_to_float(array) if is_widened else array)
+        vectors = store.finish().vectors
+        assert (staging.view(np.uint16) == codes["m"].reshape(-1)).all()
+        assert (cuda.read(vectors["v"]) == codes["v"]).all()
+        assert (cuda.read(vectors["f"]) == bf16_to_float(codes["f"])).all()
+
+
 @pytest.mark.parametrize(
     ("fmt", "families"),
     [
@@ -103,7 +118,7 @@ def test_row_scales_follow_the_order_of_the_image() -> None:
 
     cuda.queue = watch  # type: ignore[method-assign]
     fill(store, random_weight(ROWS, COLUMNS))
-    scale = store.finish().linears["m"].row_scale
+    scale = store.finish().linears["m"][0].linear.row_scale
     assert isinstance(scale, DeviceTensor)
     got = cuda.read(scale)
     half = ROWS // 2
