@@ -474,3 +474,21 @@ async def test_pages_that_nobody_holds_alone_are_freed_together() -> None:
     assert rig.cache.holdings().num_entries == 3
     assert rig.cache.relieve(Amounts(pages=1))
     assert rig.program.occupancy().pages_used == 0
+
+
+async def test_a_copy_that_comes_back_cheaply_goes_before_a_shorter_prefix() -> None:
+    rig = ContextRig(pages=32, slots=6, host_blocks=64)
+    long = await rig.serve(tokens(1200, 1))
+    assert await rig.idle() == [TransferKind.DEMOTE]
+    short = await rig.serve(tokens(100, 2))
+    assert rig.cache.relieve(Amounts(slots=1))
+    assert (await rig.serve((*short.history, 1))).use.tier is Tier.DEVICE
+    assert (await rig.serve((*long.history, 1))).use.tier is Tier.HOST
+
+
+async def test_what_a_session_has_gone_past_is_not_copied_to_the_host() -> None:
+    rig = ContextRig(pages=32, slots=8, host_blocks=64)
+    first = await rig.serve(tokens(900), key="a")
+    second = await rig.serve((*first.history, *tokens(200, 1)), key="a")
+    assert await rig.idle() == [TransferKind.DEMOTE]
+    assert rig.cache.holdings().tokens[Tier.HOST] == len(second.history) - 1
