@@ -16,7 +16,7 @@ from ninfer.contract.program import (
     TransferKind,
 )
 from ninfer.contract.units import Capacity
-from ninfer.engine.context_protocol import SourceChoice
+from ninfer.engine.context_protocol import SourceChoice, TransferPlan
 from ninfer.engine.no_cache import NoCache
 from tests.helpers.engine_rig import (
     EngineRig,
@@ -239,3 +239,75 @@ async def test_replay_starts_from_what_the_cache_has_of_its_history() -> None:
 
 async def test_replay_starts_from_nothing_beyond_where_it_was_paused() -> None:
     assert await pause_at(0, num_tokens_before=0) == [0]
+
+
+class Mover(NoCache):
+    """Keeps what the first request leaves, and moves it to the host when it is told to."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._kept: CheckpointId | None = None
+        self.wants_move = False
+
+    def finished(
+        self, ticket: int, handle: SequenceHandle, accepted: tuple[int, ...], frontier: int
+    ) -> bool:
+        if self._kept is not None:
+            return False
+        self._kept = self._program.pause(handle, keeps_state=True).checkpoint
+        return True
+
+    def next_transfer(self, *, is_idle: bool) -> TransferPlan | None:
+        if not self.wants_move or self._kept is None:
+            return None
+        self.wants_move = False
+        return TransferPlan(TransferKind.DEMOTE, self._kept)
+
+    def flush(self) -> None:
+        if self._kept is not None:
+            self._program.release(self._kept)
+            self._kept = None
+
+
+async def test_last_one_that_gave_its_lane_back_gets_it_again() -> None:
+    """Its restore waited for the transfer slot, found no room, and nobody else is left."""
+    bench, movers = Bench(), list[Mover]()
+
+    def make_policy(program: Program) -> Mover:
+        movers.append(Mover(program))
+        return movers[0]
+
+    sizes = capacity(lanes=2, num_pages=16, chunk=64, cache_slots=4, host_blocks=64)
+    async with running_engine(sizes, wrap=bench.wrap, make_policy=make_policy) as rig:
+        assert (await read(rig.engine.submit(rig.request(40, max_tokens=2)))).finished
+        gate, moves = rig.close_gate(), StepGate()
+        rig.executor.move_gate = moves
+        first = rig.engine.submit(rig.request(10, max_tokens=240))
+        first_task = asyncio.create_task(read(first))
+        second = rig.request(10, max_tokens=60)
+        second_task = ask(rig, second)
+        metrics = rig.engine.metrics
+        await step_until(gate, lambda: metrics.completion_tokens_total > 8)
+        bench.program.denies = lambda handle: handle.lane == 0 and not rig.executor.moves
+        await step_until(gate, lambda: rig.executor.is_moving)
+        # The Snapshot is on the host now; its way back is refused, then the slot is taken.
+        refusals = iter([True, True])
+        bench.program.refuses = lambda: next(refusals, False)
+        movers[0].wants_move = True
+        moves.step()
+        await step_until(gate, lambda: bench.program.log[-1] == "refused")
+        await step_until(gate, lambda: rig.executor.is_moving)
+        newcomer = rig.engine.submit(rig.request(5, max_tokens=2))
+        await step_until(gate, lambda: rig.engine.status().running == 2)
+        newcomer.cancel()
+        first.cancel()
+        gate.step(2)
+        assert (await read(newcomer)).finished
+        assert (await first_task).finished.finish.reason is FinishReason.CANCELLED
+        moves.open()
+        gate.open()
+        assert (await second_task).token_ids == solo_tokens(second, 60)
+        assert bench.program.log[1:] == ["pause r3", "refused", "refused", "resume r3"]
+        rig.engine.flush_cache()
+        await spin()
+        assert rig.is_clean()
