@@ -492,3 +492,14 @@ async def test_what_a_session_has_gone_past_is_not_copied_to_the_host() -> None:
     second = await rig.serve((*first.history, *tokens(200, 1)), key="a")
     assert await rig.idle() == [TransferKind.DEMOTE]
     assert rig.cache.holdings().tokens[Tier.HOST] == len(second.history) - 1
+
+
+async def test_a_place_that_a_session_comes_back_to_is_not_past_any_more() -> None:
+    rig = ContextRig()
+    places = {150: CLOSURE}
+    first = await rig.serve(tokens(200), key="a", places=places)
+    await rig.serve((*first.history, *tokens(50, 1)), key="a")
+    await rig.serve((*tokens(150), *tokens(40, 2)), key="a", places=places)
+    for _ in range(3):
+        assert rig.cache.relieve(Amounts(slots=1))
+    assert (await rig.serve((*tokens(150), *tokens(40, 3)), key="a")).use.num_tokens == 150
