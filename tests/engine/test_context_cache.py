@@ -219,6 +219,7 @@ async def test_places_of_the_newest_prompt_are_not_superseded() -> None:
     first = await rig.serve(tokens(200), num_output=20, key="a", places=closure)
     await rig.serve((*first.history, *tokens(60, seed=1)), key="a", places=closure)
     assert rig.cache.relieve(Amounts(slots=1))
+    assert rig.cache.relieve(Amounts(slots=1))
     edited = (*tokens(200)[:150], *tokens(40, seed=3))
     assert (await rig.serve(edited, key="a")).use.num_tokens == 150
 
@@ -503,3 +504,15 @@ async def test_a_place_that_a_session_comes_back_to_is_not_past_any_more() -> No
     for _ in range(3):
         assert rig.cache.relieve(Amounts(slots=1))
     assert (await rig.serve((*tokens(150), *tokens(40, 3)), key="a")).use.num_tokens == 150
+
+
+async def test_what_can_never_be_fetched_leaves_the_next_best() -> None:
+    store = disk()
+    rig = ContextRig(host_blocks=64, disk=store)
+    first = await rig.serve(tokens(600))
+    await rig.idle()
+    store.reopen()
+    later = ContextRig(host_blocks=8, disk=store)
+    await later.serve((*tokens(128), *tokens(60, 1)), places={128: STABLE})
+    use = (await later.serve((*first.history, 1))).use
+    assert (use.num_tokens, use.kind, use.miss) == (128, STABLE, MissReason.NOT_RESTORED)
