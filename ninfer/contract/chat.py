@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
+from ninfer.contract.cache import CacheRequest
 from ninfer.contract.generation import GenerationRequest
 from ninfer.contract.prompt import PreparedPrompt
 
@@ -14,7 +15,10 @@ Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
+    """`ends_prefix`: the client expects to send all up to the end of this part again."""
+
     text: str
+    ends_prefix: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,7 @@ class ChatPrompt:
     tools             OpenAI tool objects, given to the template as they are
     template_kwargs   extra template variables (enable_thinking, ...)
     continue_final_message   the last assistant turn is left open and continued
+    tools_end_prefix  as TextPart.ends_prefix, of the tools
     """
 
     messages: tuple[ChatMessage, ...]
@@ -66,6 +71,7 @@ class ChatPrompt:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    tools_end_prefix: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +85,7 @@ class GenerationParams:
     stop_in_reasoning   stop strings also match inside reasoning
     split_reasoning     False: everything is content (raw-text endpoints)
     timeout_s           deadline for the whole request from submit on
+    cache               what the request asks of the context cache
     """
 
     temperature: float | None = None
@@ -101,6 +108,7 @@ class GenerationParams:
     stop_in_reasoning: bool = False
     split_reasoning: bool = True
     timeout_s: float | None = None
+    cache: CacheRequest = field(default_factory=CacheRequest)
 
 
 class Frontend(Protocol):

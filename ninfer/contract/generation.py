@@ -245,6 +245,9 @@ class GenerationEngine(Protocol):
 
     def status(self) -> EngineStatus: ...
 
+    def flush_cache(self) -> None:
+        """Release all that the context cache holds and nobody uses, at the next boundary."""
+
     def now(self) -> float:
         """The clock of `deadline_s` (seconds, monotonic)."""
 

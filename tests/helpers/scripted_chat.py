@@ -112,6 +112,9 @@ class ScriptedEngine:
     def status(self) -> EngineStatus:
         return EngineStatus(EngineHealth.READY, 0, 0, 0, 1, 16, 2, 8, 0, 0)
 
+    def flush_cache(self) -> None:
+        raise NotImplementedError
+
     def now(self) -> float:
         return 0.0
 
