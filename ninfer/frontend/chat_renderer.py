@@ -15,11 +15,11 @@ Stand-ins, for templates that raise (template_traits.py finds out):
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ninfer.contract.chat import ChatPrompt
+from ninfer.contract.chat import ChatMessage, ChatPrompt, TextPart
 from ninfer.contract.errors import RequestError
 from ninfer.frontend.control_text import (
     ControlMarks,
@@ -29,10 +29,24 @@ from ninfer.frontend.control_text import (
     unused_characters,
     with_guard_unescaped,
 )
-from ninfer.frontend.conversation import TemplateMessage, template_messages
+from ninfer.frontend.conversation import (
+    SYSTEM_SEPARATOR,
+    TemplateMessage,
+    num_leading_system,
+    template_messages,
+)
+from ninfer.frontend.places import CacheMark, RenderedTurns, TextPlace
 from ninfer.frontend.template import ChatTemplate
 from ninfer.frontend.template_traits import TemplateTraits, TurnFrame, probe_template
 from ninfer.frontend.tokenizer import replace_surrogates
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedChat:
+    """A conversation's text, and places in `text.text` where others will part from it."""
+
+    text: GuardedText
+    places: Sequence[TextPlace]
 
 
 @dataclass(slots=True)
@@ -61,12 +75,37 @@ class ChatRenderer:
         `invalid_prompt`, `unsupported_value`."""
         draft = self._draft(chat)
         opening_end = _leave_open(draft) if chat.continue_final_message else None
+        return self._finish(draft, chat.add_generation_prompt, opening_end)
+
+    def render_with_places(self, chat: ChatPrompt) -> RenderedChat:
+        """`render`, with the places of its text. Raises the same."""
+        draft = self._draft(chat)
+        messages = tuple(draft.messages)
+        opening_end = _leave_open(draft) if chat.continue_final_message else None
+        text = self._finish(draft, chat.add_generation_prompt, opening_end)
+        turns = RenderedTurns(
+            text=text.text,
+            messages=messages,
+            user_frame=self._traits.user_frame,
+            opener=self._opener(chat),
+            render=lambda others: self._render_others(draft, others),
+            unused=next(draft.placeholders),
+            has_tools=bool(draft.tools),
+            tools_marked=chat.tools_end_prefix,
+            is_continued=opening_end is not None,
+            marks=_cache_marks(chat, lambda part: self._settled(part, draft.guard)),
+        )
+        return RenderedChat(text, turns.places())
+
+    def _finish(
+        self, draft: _Draft, add_generation_prompt: bool, opening_end: str | None
+    ) -> GuardedText:
         self._stand_in(draft)
         text = self._template.render(
             draft.messages,
             tools=draft.tools,
             template_kwargs=draft.template_kwargs,
-            add_generation_prompt=chat.add_generation_prompt and opening_end is None,
+            add_generation_prompt=add_generation_prompt and opening_end is None,
         )
         text = replace_surrogates(text)
         for block, replacement in draft.replacements:
@@ -74,6 +113,35 @@ class ChatRenderer:
         if opening_end is not None:
             text = _cut_at(text, opening_end)
         return with_guard_unescaped(text, draft.guard) if draft.guard else GuardedText(text)
+
+    def _render_others(self, draft: _Draft, messages: Sequence[Mapping[str, Any]]) -> str | None:
+        """What another conversation of these messages would be."""
+        others = [dict(message) for message in messages]
+        try:
+            return self._finish(replace(draft, messages=others, replacements=[]), False, None).text
+        except RequestError:
+            return None
+
+    def _opener(self, chat: ChatPrompt) -> str | None:
+        """What the template writes for a new answer; None when it takes more than a user's turn to
+        find out."""
+        if not chat.add_generation_prompt or chat.continue_final_message:
+            return ""
+        turns = [{"role": "user", "content": "."}]
+        try:
+            closed, opened = (
+                self._template.render(
+                    turns, template_kwargs=chat.template_kwargs, add_generation_prompt=is_open
+                )
+                for is_open in (False, True)
+            )
+        except RequestError:
+            return None
+        return opened.removeprefix(closed) if opened.startswith(closed) else None
+
+    def _settled(self, text: str, guard: str | None) -> str:
+        text = replace_surrogates(text)
+        return self._marks.break_up(text, guard) if guard is not None else text
 
     def _draft(self, chat: ChatPrompt) -> _Draft:
         value: Any = [template_messages(chat.messages), chat.tools, chat.template_kwargs]
@@ -191,3 +259,33 @@ def _cut_at(text: str, end: str) -> str:
             "messages",
         )
     return before
+
+
+def _cache_marks(chat: ChatPrompt, settle: Callable[[str], str]) -> list[CacheMark]:
+    """The client's marks, in terms of the template's messages."""
+    num_leading = num_leading_system(chat.messages)
+    leading = [message for message in chat.messages[:num_leading] if message.text]
+    marks = []
+    said = ""
+    for number, message in enumerate(leading):
+        is_last = number == len(leading) - 1
+        marks += _marks_of(message, 0, said, settle, is_last=is_last)
+        said += message.text + SYSTEM_SEPARATOR
+    shift = num_leading - 1 if num_leading else 0
+    for index, message in enumerate(chat.messages[num_leading:], num_leading):
+        marks += _marks_of(message, index - shift, "", settle, is_last=True)
+    return marks
+
+
+def _marks_of(
+    message: ChatMessage, index: int, said: str, settle: Callable[[str], str], *, is_last: bool
+) -> list[CacheMark]:
+    """`said`: what comes before it in the same turn; `is_last`: nothing comes after it there."""
+    marks = []
+    for number, part in enumerate(message.content, 1):
+        text = part.text if isinstance(part, TextPart) else ""
+        said += text
+        if isinstance(part, TextPart) and part.ends_prefix:
+            ends = is_last and number == len(message.content)
+            marks.append(CacheMark(index, settle(said), ends))
+    return marks

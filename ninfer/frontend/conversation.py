@@ -9,25 +9,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 from ninfer.contract.chat import ChatMessage, MediaPart, ToolCall
 from ninfer.contract.errors import RequestError
 from ninfer.frontend.tokenizer import THINK_CLOSE, THINK_OPEN
 
 TemplateMessage: TypeAlias = dict[str, Any]
+SYSTEM_SEPARATOR: Final = "\n\n"
+"""Between the leading system messages, which are one for the template."""
 
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[TemplateMessage]:
     """Raises RequestError: `invalid_prompt` for no messages, `unsupported_value` for media."""
     if not messages:
         raise RequestError("invalid_prompt", "at least one message is needed", "messages")
-    num_leading = _num_leading_system(messages)
+    num_leading = num_leading_system(messages)
     _refuse_media(messages)
     result: list[TemplateMessage] = []
     if num_leading:
         texts = [message.text for message in messages[:num_leading] if message.text]
-        result.append({"role": "system", "content": "\n\n".join(texts)})
+        result.append({"role": "system", "content": SYSTEM_SEPARATOR.join(texts)})
     result.extend(_template_message(message) for message in messages[num_leading:])
     return result
 
@@ -58,7 +60,8 @@ def split_thought(content: str) -> tuple[str | None, str]:
     return (thought.rstrip() if closing else thought), answer.lstrip()
 
 
-def _num_leading_system(messages: Sequence[ChatMessage]) -> int:
+def num_leading_system(messages: Sequence[ChatMessage]) -> int:
+    """How many system messages the conversation begins with."""
     for index, message in enumerate(messages):
         if message.role not in ("system", "developer"):
             return index

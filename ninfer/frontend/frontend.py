@@ -124,6 +124,7 @@ class ModelFrontend:
             min_tokens=params.min_tokens,
             suppressed_ids=stop_ids if params.min_tokens > 0 else (),
             deadline_s=None if params.timeout_s is None else now + params.timeout_s,
+            cache=params.cache,
         )
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -9,9 +9,10 @@ import numpy as np
 from ninfer.contract.arrays import IntArray
 from ninfer.contract.chat import ChatPrompt
 from ninfer.contract.errors import RequestError, context_length_error
-from ninfer.contract.prompt import PreparedPrompt
+from ninfer.contract.prompt import PreparedPrompt, PromptFrontier
 from ninfer.frontend.chat_renderer import ChatRenderer
 from ninfer.frontend.control_text import GuardedText
+from ninfer.frontend.frontiers import FrontierFinder, raw_frontiers
 from ninfer.frontend.prompt_size import encode_within
 from ninfer.frontend.tokenizer import THINK_CLOSE, THINK_OPEN, TextTokenizer, replace_surrogates
 
@@ -33,27 +34,32 @@ class PromptBuilder:
         self._max_context = max_context
         self._tokenizer = tokenizer
         self._renderer = renderer
+        self._finder = None if tokenizer is None else FrontierFinder(tokenizer)
 
     def for_context(self, max_context: int | None) -> PromptBuilder:
         return PromptBuilder(self._vocab_size, max_context, self._tokenizer, self._renderer)
 
     def render(self, chat: ChatPrompt) -> str:
         """The text of `chat`. Raises RequestError."""
-        return self._render(chat).plain
+        return self._need_renderer().render(chat).plain
 
     def from_chat(self, chat: ChatPrompt) -> PreparedPrompt:
         """Raises RequestError as Frontend.prepare_chat says."""
         tokenizer = self._need_tokenizer("messages")
         # The text is measured as rendered: templates drop text (old reasoning, blanks) that need
         # not fit.
-        ids = encode_within(self._render(chat), tokenizer, self._max_context, "messages")
-        return self._prepare(ids, "messages")
+        rendered = self._need_renderer().render_with_places(chat)
+        ids = encode_within(rendered.text, tokenizer, self._max_context, "messages")
+        finder = self._finder
+        frontiers = () if finder is None else finder.find(rendered.text, ids, rendered.places)
+        return self._prepare(ids, "messages", frontiers)
 
     def from_text(self, text: str, param: str = "prompt") -> PreparedPrompt:
         """Special tokens in `text` are parsed. Raises RequestError."""
         tokenizer = self._need_tokenizer(param)
         raw = GuardedText(replace_surrogates(text))
-        return self._prepare(encode_within(raw, tokenizer, self._max_context, param), param)
+        ids = encode_within(raw, tokenizer, self._max_context, param)
+        return self._prepare(ids, param, raw_frontiers(len(ids)))
 
     def from_ids(self, token_ids: Sequence[int], param: str = "input_ids") -> PreparedPrompt:
         """Raises RequestError: invalid_value, context_length_exceeded."""
@@ -69,12 +75,12 @@ class PromptBuilder:
                     f"token id {token_id} is outside 0 to {self._vocab_size - 1}",
                     param,
                 )
-        return self._prepare(token_ids, param)
+        return self._prepare(token_ids, param, raw_frontiers(len(token_ids)))
 
-    def _render(self, chat: ChatPrompt) -> GuardedText:
+    def _need_renderer(self) -> ChatRenderer:
         if self._renderer is None:
             raise RequestError("invalid_template", "this model has no chat template", "messages")
-        return self._renderer.render(chat)
+        return self._renderer
 
     def _need_tokenizer(self, param: str) -> TextTokenizer:
         if self._tokenizer is None:
@@ -83,13 +89,15 @@ class PromptBuilder:
             )
         return self._tokenizer
 
-    def _prepare(self, token_ids: Sequence[int], param: str) -> PreparedPrompt:
+    def _prepare(
+        self, token_ids: Sequence[int], param: str, frontiers: tuple[PromptFrontier, ...]
+    ) -> PreparedPrompt:
         if not token_ids:
             raise RequestError("invalid_prompt", "the prompt is empty", param)
         array = np.array(token_ids, np.int32)
         array.flags.writeable = False
         opens = self._tokenizer is not None and opens_in_reasoning(array, self._tokenizer)
-        return PreparedPrompt(array, opens_in_reasoning=opens, param=param)
+        return PreparedPrompt(array, opens_in_reasoning=opens, frontiers=frontiers, param=param)
 
 
 def opens_in_reasoning(token_ids: IntArray, tokenizer: TextTokenizer) -> bool:
