@@ -218,6 +218,7 @@ class EngineOptions:
         None,
         "folder in which the context cache outlives the server; its files hold what was read from"
         " prompts; needs host memory of the cache; default none",
+        parse=parse_name,
         metavar="DIR",
     )
     cache_dir_bytes: int = option(
@@ -313,6 +314,13 @@ class ServeOptions:
         120.0, "seconds after SIGTERM in which running requests may finish",
         parse=parse_float(0.0, 86_400.0), metavar="S",
     )  # fmt: skip
+    request_log: str | None = option(
+        None,
+        "file to which a line of JSON is added for every request: tokens, times, what came from"
+        " the context cache, no text; - is stdout; default none",
+        parse=parse_name,
+        metavar="FILE",
+    )
     log_level: str = option(
         "info", "what is logged to stderr", choices=("debug", "info", "warning", "error")
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -12,6 +11,17 @@ from ninfer.contract.model import ModelSource
 from ninfer.options import EngineOptions
 
 _SAMPLE_BYTES: Final = 1 << 20
+OUTPUT_OPTIONS: Final = (
+    "executor",
+    "device",
+    "weights",
+    "kv_dtype",
+    "max_context",
+    "prefill_chunk",
+    "cpu_threads",
+)
+"""Of the engine's options those that can change what a request outputs. The rest, the context
+cache among it, changes when."""
 
 
 def fingerprint_of(source: ModelSource, options: EngineOptions) -> str:
@@ -19,7 +29,7 @@ def fingerprint_of(source: ModelSource, options: EngineOptions) -> str:
     of many gigabytes must not be read twice at start."""
     digest = hashlib.sha256()
     digest.update(json.dumps(source.hf_config, sort_keys=True).encode())
-    digest.update(repr(dataclasses.astuple(options)).encode())
+    digest.update(repr([getattr(options, name) for name in OUTPUT_OPTIONS]).encode())
     for tensor in source.tensors:
         digest.update(f"{tensor.name} {tensor.dtype} {tensor.shape}".encode())
     for path in sorted({tensor.path for tensor in source.tensors}):

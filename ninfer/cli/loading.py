@@ -103,7 +103,7 @@ def load_with_progress(
 @asynccontextmanager
 async def running_engine(model: LoadedModel, options: EngineOptions) -> AsyncIterator[Engine]:
     """An engine over the model's Program; leaving ends what runs and closes the Program."""
-    engine = make_engine(model, options)
+    engine = make_engine(model, options, make_cache(model, options))
     await engine.start()
     try:
         yield engine
@@ -111,7 +111,12 @@ async def running_engine(model: LoadedModel, options: EngineOptions) -> AsyncIte
         await engine.aclose()
 
 
-def make_engine(model: LoadedModel, options: EngineOptions) -> Engine:
+def make_cache(model: LoadedModel, options: EngineOptions) -> ContextCache:
+    """The context cache of the model's Program; for one engine."""
+    return ContextCache(model.program, cache_memory_of(model.plan, options))
+
+
+def make_engine(model: LoadedModel, options: EngineOptions, cache: ContextCache) -> Engine:
     lanes = model.plan.capacity.max_concurrency
     max_pending = options.max_pending
     if max_pending is None:
@@ -121,7 +126,7 @@ def make_engine(model: LoadedModel, options: EngineOptions) -> Engine:
         model.program,
         max_pending=max_pending,
         queue_timeout_s=options.queue_timeout,
-        policy=ContextCache(model.program, cache_memory_of(model.plan, options)),
+        policy=cache,
         max_decode_gap_s=gap_ms / 1000.0 if gap_ms > 0 else None,
     )
 

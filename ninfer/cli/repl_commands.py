@@ -29,6 +29,7 @@ class SessionTotals:
 
     answers: int = 0
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     completion_tokens: int = 0
     decode_s: float = 0.0
     last: Answer | None = None
@@ -36,6 +37,7 @@ class SessionTotals:
     def add(self, answer: Answer) -> None:
         self.answers += 1
         self.prompt_tokens += answer.usage.prompt_tokens
+        self.cached_tokens += answer.usage.cached_tokens
         self.completion_tokens += answer.usage.completion_tokens
         self.decode_s += answer.timings.decode_s
         self.last = answer
@@ -165,7 +167,7 @@ class ReplCommands:
         rows = [
             ("model", f"{self._model_name}, context of {self._max_context} tokens"),
             ("answers", str(totals.answers)),
-            ("prompt tokens", str(totals.prompt_tokens)),
+            ("prompt tokens", f"{totals.prompt_tokens}, {totals.cached_tokens} of them cached"),
             ("answer tokens", str(totals.completion_tokens)),
             ("speed", speed),
             ("KV pages", f"{status.pages_used} of {status.pages_total} in use"),

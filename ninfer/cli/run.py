@@ -19,7 +19,7 @@ from ninfer.cli.message_json import read_messages
 from ninfer.cli.parser import Invocation
 from ninfer.contract.chat import ChatPrompt, GenerationParams
 from ninfer.contract.errors import OptionError
-from ninfer.contract.generation import Channel, GenerationEngine
+from ninfer.contract.generation import Channel, GenerationEngine, Usage
 from ninfer.gateway.chat_messages import Conversation
 from ninfer.options import ChatOptions, EngineOptions, RunOptions, SamplingOptions
 
@@ -110,6 +110,15 @@ def _read_conversation(name: str) -> Conversation:
     return read_messages(raw.get("messages") if isinstance(raw, dict) else raw)
 
 
+def _usage_object(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "reasoning_tokens": usage.reasoning_tokens,
+    }
+
+
 def _as_json(model: LoadedModel, answer: Answer) -> dict[str, Any]:
     return {
         "model": model.card.name,
@@ -117,6 +126,6 @@ def _as_json(model: LoadedModel, answer: Answer) -> dict[str, Any]:
         "reasoning": answer.reasoning,
         "finish_reason": answer.finish.reason.value,
         "matched": answer.finish.matched,
-        "usage": asdict(answer.usage),
+        "usage": _usage_object(answer.usage),
         "timings": {**asdict(answer.timings), "tokens_per_s": answer.tokens_per_s},
     }

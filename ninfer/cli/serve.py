@@ -8,17 +8,30 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 from ninfer.cli.console import Console, ReaderGone
 from ninfer.cli.exit_codes import ExitCode
-from ninfer.cli.loading import LoadedModel, LoadProgress, load_model, make_engine, open_named_model
+from ninfer.cli.loading import (
+    LoadedModel,
+    LoadProgress,
+    load_model,
+    make_cache,
+    make_engine,
+    open_named_model,
+)
 from ninfer.cli.parser import Invocation
 from ninfer.cli.progress import ProgressLine
 from ninfer.contract.errors import OutputError
+from ninfer.contract.metrics import MetricFamily
 from ninfer.contract.model import ModelCard, ModelSource
+from ninfer.engine.context_cache import ContextCache
+from ninfer.engine.core import Engine
+from ninfer.engine.metric_families import context_families, engine_families
 from ninfer.gateway.app import Gateway
 from ninfer.gateway.lifecycle import ServedModel
+from ninfer.gateway.request_log import RequestLog
 from ninfer.gateway.server import serve
 from ninfer.options import EngineOptions, SamplingOptions, ServeOptions
 
@@ -37,12 +50,17 @@ def run(invocation: Invocation, console: Console) -> ExitCode:
         stream=sys.stderr, format=_LOG_FORMAT, level=options.log_level.upper(), force=True
     )
     source = open_named_model(invocation.model_path)
-    gateway = Gateway(options, _provisional_card(source, options, engine_options))
-    has_drained = asyncio.run(_serve(gateway, source, engine_options, sampling, console))
+    with _request_log(options) as log:
+        gateway = Gateway(options, _provisional_card(source, options, engine_options), log=log)
+        has_drained = asyncio.run(_serve(gateway, source, engine_options, sampling, console))
     if not has_drained:
         console.error("stopped before every request had ended")
         return ExitCode.UNAVAILABLE
     return ExitCode.OK
+
+
+def _request_log(options: ServeOptions) -> AbstractContextManager[RequestLog | None]:
+    return nullcontext() if options.request_log is None else RequestLog(options.request_log)
 
 
 async def _serve(
@@ -100,11 +118,21 @@ def background_loader(
             if not thread.cancelled() and thread.exception() is None:
                 thread.result().program.close()
             raise
-        engine = make_engine(model, engine_options)
+        cache = make_cache(model, engine_options)
+        engine = make_engine(model, engine_options, cache)
         await engine.start()
-        return ServedModel(engine, model.frontend, model.card)
+        return ServedModel(
+            engine, model.frontend, model.card, lambda: metric_families(engine, cache)
+        )
 
     return load
+
+
+def metric_families(engine: Engine, cache: ContextCache) -> list[MetricFamily]:
+    return [
+        *engine_families(engine.status(), engine.metrics),
+        *context_families(cache.metrics, cache.holdings()),
+    ]
 
 
 def _provisional_card(

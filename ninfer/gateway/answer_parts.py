@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
+from ninfer.contract.cache import CacheUse
 from ninfer.contract.errors import InvariantError
 from ninfer.contract.generation import Finish, FinishReason, Timings, Usage
 from ninfer.contract.sampling import GeneratedToken, TokenLogprobs
@@ -36,6 +37,17 @@ def usage_object(usages: Sequence[Usage]) -> dict[str, Any]:
         "completion_tokens_details": {
             "reasoning_tokens": sum(usage.reasoning_tokens for usage in usages)
         },
+    }
+
+
+def cache_object(use: CacheUse) -> dict[str, Any]:
+    """Where cached prompt tokens came from, and why there are not more."""
+    return {
+        "tokens": use.num_tokens,
+        "kind": None if use.kind is None else use.kind.value,
+        "tier": None if use.tier is None else use.tier.value,
+        "miss": None if use.miss is None else use.miss.value,
+        "first_difference": use.first_difference,
     }
 
 

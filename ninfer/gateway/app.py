@@ -15,12 +15,13 @@ from aiohttp import web
 
 from ninfer.contract.errors import RequestError
 from ninfer.contract.model import ModelCard
-from ninfer.gateway import health, models_route, native, openai_chat
+from ninfer.gateway import health, metrics_route, models_route, native, openai_chat
 from ninfer.gateway.connection import Connection
 from ninfer.gateway.counters import GatewayCounters
 from ninfer.gateway.exchange import Exchange
 from ninfer.gateway.lifecycle import Lifecycle, ServedModel
 from ninfer.gateway.limits import GatewayLimits, limits_from
+from ninfer.gateway.request_log import RequestLog
 from ninfer.gateway.router import Router, normalise_path
 from ninfer.options import ServeOptions
 
@@ -30,15 +31,22 @@ class Gateway:
 
     card     what /v1/models says until a model is attached (its max_context may be provisional)
     limits   deadlines and sizes; by default those of the options
+    log      where a line a request goes, if anywhere; its owner closes it
     """
 
     def __init__(
-        self, options: ServeOptions, card: ModelCard, *, limits: GatewayLimits | None = None
+        self,
+        options: ServeOptions,
+        card: ModelCard,
+        *,
+        limits: GatewayLimits | None = None,
+        log: RequestLog | None = None,
     ) -> None:
         self.options = options
         self.limits = limits or limits_from(options)
         self.lifecycle = Lifecycle(card)
         self.counters = GatewayCounters()
+        self._log = log
         self._router = _make_router()
 
     def attach(self, model: ServedModel) -> None:
@@ -68,7 +76,9 @@ class Gateway:
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         path = normalise_path(request.path)
-        exchange = Exchange(request, path, self.lifecycle, self.options, self.limits, self.counters)
+        exchange = Exchange(
+            request, path, self.lifecycle, self.options, self.limits, self.counters, self._log
+        )
         try:
             handler = self._router.resolve(request.method, path)
             response = await handler(exchange)
@@ -89,6 +99,8 @@ def _make_router() -> Router:
         "/ready": {"GET": health.health},
         "/live": {"GET": health.live},
         "/version": {"GET": health.version},
+        "/metrics": {"GET": metrics_route.metrics},
+        "/flush_cache": {"POST": metrics_route.flush_cache},
         "/models": {"GET": models_route.list_models},
         "/chat/completions": {"POST": openai_chat.chat_completions},
         "/generate": {"POST": native.generate},

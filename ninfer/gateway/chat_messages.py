@@ -7,11 +7,12 @@ here: where a system message may stand is the template's affair.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from ninfer.contract.chat import ChatMessage, Role, TextPart, ToolCall
 from ninfer.contract.errors import RequestError
+from ninfer.gateway.cache_fields import has_mark
 from ninfer.gateway.fields import (
     Fields,
     invalid_type,
@@ -73,7 +74,7 @@ def _message(fields: Fields) -> ChatMessage:
         calls = _tool_calls(fields)
     return ChatMessage(
         role=role,
-        content=tuple(TextPart(text) for text in texts),
+        content=_marked(texts) if has_mark(fields) else tuple(texts),
         reasoning_content=reasoning,
         tool_calls=calls,
         tool_call_id=fields.string("tool_call_id") if role == "tool" else None,
@@ -90,22 +91,27 @@ def _role(fields: Fields) -> Role:
     return role
 
 
-def _content(fields: Fields, role: Role) -> tuple[list[str], list[str]]:
+def _marked(parts: list[TextPart]) -> tuple[TextPart, ...]:
+    """A mark on the message is one on its last part."""
+    return (*parts[:-1], *(replace(part, ends_prefix=True) for part in parts[-1:]))
+
+
+def _content(fields: Fields, role: Role) -> tuple[list[TextPart], list[str]]:
     """(texts, thoughts) of the content."""
     value = fields.get("content")
     path = fields.path_of("content")
-    texts: list[str] = []
+    texts: list[TextPart] = []
     thoughts: list[str] = []
     if value is None:
         return texts, thoughts
     if isinstance(value, str):
-        return ([value] if value else []), thoughts
+        return ([TextPart(value)] if value else []), thoughts
     if not isinstance(value, list):
         raise invalid_type(path, "a string or a list of parts", value)
     for index, item in enumerate(value):
         part_path = f"{path}[{index}]"
         if isinstance(item, str):
-            texts.append(item)
+            texts.append(TextPart(item))
         elif isinstance(item, dict):
             _part(Fields(item, part_path), role, texts, thoughts)
         else:
@@ -113,13 +119,13 @@ def _content(fields: Fields, role: Role) -> tuple[list[str], list[str]]:
     return texts, thoughts
 
 
-def _part(part: Fields, role: Role, texts: list[str], thoughts: list[str]) -> None:
+def _part(part: Fields, role: Role, texts: list[TextPart], thoughts: list[str]) -> None:
     kind = part.string("type")
     path = part.path_of("type")
     if kind is None:
         raise missing(path)
     if kind in _TEXT_KEYS:
-        texts.append(_required_text(part, _TEXT_KEYS[kind]))
+        texts.append(TextPart(_required_text(part, _TEXT_KEYS[kind]), has_mark(part)))
     elif kind in _REASONING_KEYS and role == "assistant":
         thoughts.append(part.string(_REASONING_KEYS[kind]) or "")
     elif kind in _MEDIA:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from ninfer.contract.chat import ChatPrompt, GenerationParams
 from ninfer.contract.errors import RequestError
+from ninfer.gateway.cache_fields import parse_cache_request
 from ninfer.gateway.chat_messages import Conversation, parse_messages
 from ninfer.gateway.fields import Fields, invalid_value, missing
 from ninfer.gateway.generation_fields import (
@@ -18,7 +19,7 @@ from ninfer.gateway.generation_fields import (
 )
 from ninfer.gateway.refused_fields import refuse, refuse_unsupported
 from ninfer.gateway.thinking import parse_enable_thinking, parse_hide_reasoning
-from ninfer.gateway.tool_fields import parse_tools
+from ninfer.gateway.tool_fields import has_marked_tool, parse_tools
 
 _TEMPLATE_OWN: Final = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 _HOSTED: Final = ("web_search_options", "moderation")
@@ -43,7 +44,9 @@ class ChatRequest:
     hide_reasoning: bool
 
 
-def parse_chat_request(fields: Fields, vocab_size: int) -> ChatRequest:
+def parse_chat_request(
+    fields: Fields, vocab_size: int, session_header: str | None = None
+) -> ChatRequest:
     """Raises RequestError. Unknown fields are ignored; unsupported guarantees are not."""
     _refuse_unsupported(fields)
     check_hints(fields)
@@ -58,6 +61,7 @@ def parse_chat_request(fields: Fields, vocab_size: int) -> ChatRequest:
             vocab_size,
             top_logprobs=_top_logprobs(fields),
             split_reasoning=True,
+            cache=parse_cache_request(fields, session_header),
         ),
         num_choices=parse_num_choices(fields),
         stream=fields.flag("stream"),
@@ -79,6 +83,7 @@ def _chat_prompt(fields: Fields, conversation: Conversation) -> ChatPrompt:
     return ChatPrompt(
         messages=conversation.messages,
         tools=parse_tools(fields),
+        tools_end_prefix=has_marked_tool(fields),
         template_kwargs=_template_kwargs(fields),
         add_generation_prompt=not is_continued and add_prompt is not False,
         continue_final_message=is_continued,

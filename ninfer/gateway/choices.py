@@ -9,7 +9,7 @@ Leaving the block cancels and releases every request that is still running.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from types import TracebackType
@@ -29,6 +29,7 @@ from ninfer.contract.generation import (
 )
 from ninfer.contract.prompt import PreparedPrompt
 from ninfer.gateway.lifecycle import ServedModel
+from ninfer.gateway.request_end import EndReports, RequestEnd
 
 LiveEvent: TypeAlias = Admitted | Progress | Finished
 _MASK: Final = 2**64 - 1
@@ -76,9 +77,16 @@ class Choices:
     waits for their events.
     """
 
-    def __init__(self, engine: GenerationEngine, requests: Sequence[GenerationRequest]) -> None:
+    def __init__(
+        self,
+        engine: GenerationEngine,
+        requests: Sequence[GenerationRequest],
+        on_end: Callable[[RequestEnd], None] | None = None,
+    ) -> None:
+        """`on_end` is told once how each request ended that was let in."""
         self._engine = engine
         self._requests = requests
+        self._reports = EndReports(requests, on_end)
         self._stack = AsyncExitStack()
         self._num_running = len(requests)
         self._window = asyncio.Semaphore(engine.status().max_concurrency)
@@ -119,6 +127,7 @@ class Choices:
         await self._stack.aclose()
         if self._pumps:
             await asyncio.wait(self._pumps)
+        self._reports.close(exc)
 
     def __aiter__(self) -> Self:
         return self
@@ -127,6 +136,7 @@ class Choices:
         if self._num_running == 0:
             raise StopAsyncIteration
         index, event = await self._next()
+        self._reports.note(index, event)
         if isinstance(event, Failed):
             raise event.error
         if isinstance(event, Finished):

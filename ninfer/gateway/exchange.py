@@ -19,13 +19,16 @@ from aiohttp import web
 from ninfer.contract.errors import NInferError, RequestError
 from ninfer.gateway.answer_headers import answer_headers
 from ninfer.gateway.body import read_json_body
+from ninfer.gateway.cache_fields import SESSION_HEADER
 from ninfer.gateway.connection import Connection
 from ninfer.gateway.counters import GatewayCounters
 from ninfer.gateway.errors import describe_error, is_expected
 from ninfer.gateway.fields import Fields
 from ninfer.gateway.lifecycle import Lifecycle
 from ninfer.gateway.limits import GatewayLimits
+from ninfer.gateway.request_end import RequestEnd
 from ninfer.gateway.request_ids import exchange_id
+from ninfer.gateway.request_log import RequestLog
 from ninfer.gateway.sse import EventStream, data_frame
 from ninfer.options import ServeOptions
 
@@ -46,6 +49,7 @@ class Exchange:
         options: ServeOptions,
         limits: GatewayLimits,
         counters: GatewayCounters,
+        log: RequestLog | None = None,
     ) -> None:
         self.request = request
         self.path = path
@@ -53,6 +57,7 @@ class Exchange:
         self.options = options
         self.limits = limits
         self.counters = counters
+        self._log = log
         self.request_id = exchange_id(request.headers.get("X-Request-Id"))
         self.is_abandoned = False
         """The rest of the request body is not worth waiting for."""
@@ -60,6 +65,16 @@ class Exchange:
     @property
     def served_name(self) -> str:
         return self.options.model_name or self.lifecycle.card.name
+
+    @property
+    def session_id(self) -> str | None:
+        """The conversation's name, where it came in a header."""
+        return self.request.headers.get(SESSION_HEADER)
+
+    def log_end(self, end: RequestEnd) -> None:
+        """Note in the request log how one of the engine's requests ended."""
+        if self._log is not None:
+            self._log.write({"exchange_id": self.request_id, "path": self.path, **end.as_json()})
 
     def check_model(self, name: str | None) -> str:
         """The name to echo. Raises `model_not_found` for another one when names are strict."""
@@ -85,6 +100,11 @@ class Exchange:
             content_type="application/json",
             headers={**(headers or {}), **self._headers()},
         )
+
+    def text(self, body: bytes, content_type: str) -> web.Response:
+        """`content_type` with its parameters."""
+        headers = {"Content-Type": content_type, **self._headers()}
+        return web.Response(body=body, headers=headers)
 
     def error(self, error: Exception) -> web.Response:
         """The JSON answer for an exception; what is not the client's fault is logged."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ninfer.contract.cache import CacheRequest
 from ninfer.contract.chat import GenerationParams
 from ninfer.gateway.fields import (
     Fields,
@@ -23,7 +24,6 @@ MAX_STOP_CHARACTERS: Final = 256
 MAX_STOP_TOKEN_IDS: Final = 1024
 MAX_BIASES: Final = 1024
 MAX_TIMEOUT_S: Final = 86_400.0
-_MAX_SALT_CHARACTERS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +59,7 @@ def parse_params(
     *,
     top_logprobs: int | None,
     split_reasoning: bool,
+    cache: CacheRequest,
 ) -> GenerationParams:
     """Check every shared field of one object. Raises RequestError naming the field."""
     max_tokens = _max_tokens(fields, spellings)
@@ -83,6 +84,7 @@ def parse_params(
         stop_in_reasoning=fields.flag("stop_in_reasoning"),
         split_reasoning=split_reasoning,
         timeout_s=fields.number("timeout_s", 0.0, MAX_TIMEOUT_S, above=True),
+        cache=cache,
     )
 
 
@@ -99,11 +101,6 @@ def check_hints(fields: Fields) -> None:
     """Fields without effect here, checked lightly."""
     fields.child("metadata")
     fields.integer("priority")
-    salt = fields.string("cache_salt")
-    if salt is not None and not 1 <= len(salt) <= _MAX_SALT_CHARACTERS:
-        raise invalid_value(
-            fields.path_of("cache_salt"), f"must have 1 to {_MAX_SALT_CHARACTERS} characters"
-        )
 
 
 def _integer_of(fields: Fields, names: Sequence[str]) -> int | None:

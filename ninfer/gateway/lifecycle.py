@@ -6,21 +6,27 @@ UNAVAILABLE: the engine died; reported by the engine itself
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ninfer.contract.chat import Frontend
 from ninfer.contract.errors import Unavailable
 from ninfer.contract.generation import EngineHealth, GenerationEngine
+from ninfer.contract.metrics import MetricFamily
 from ninfer.contract.model import ModelCard
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What is attached once a model is loaded and its engine started."""
+    """What is attached once a model is loaded and its engine started.
+
+    metrics   what /metrics says of the engine, now
+    """
 
     engine: GenerationEngine
     frontend: Frontend
     card: ModelCard
+    metrics: Callable[[], Sequence[MetricFamily]] = tuple
 
 
 class Lifecycle:

@@ -21,6 +21,7 @@ from ninfer.contract.generation import (
 from ninfer.contract.prompt import PreparedPrompt
 from ninfer.contract.sampling import GeneratedToken
 from ninfer.gateway.answer_parts import (
+    cache_object,
     finish_reason,
     finite_logprob,
     require_logprobs,
@@ -28,6 +29,7 @@ from ninfer.gateway.answer_parts import (
 )
 from ninfer.gateway.choices import Choices, LiveEvent, build_requests
 from ninfer.gateway.exchange import Exchange
+from ninfer.gateway.fields import Fields
 from ninfer.gateway.native_request import NativePrompt, NativeRequest, parse_native_request
 from ninfer.gateway.request_ids import new_id
 from ninfer.gateway.sse import DONE_FRAME, data_frame
@@ -36,8 +38,12 @@ from ninfer.gateway.sse import DONE_FRAME, data_frame
 async def generate(exchange: Exchange) -> web.StreamResponse:
     """Raises RequestError, Unavailable and what the engine reports before a stream has begun."""
     model = exchange.lifecycle.require_model()
-    vocab_size = model.frontend.vocab_size
-    request = await exchange.read(lambda fields: parse_native_request(fields, vocab_size))
+    vocab_size, session = model.frontend.vocab_size, exchange.session_id
+
+    def parse(fields: Fields) -> NativeRequest:
+        return parse_native_request(fields, vocab_size, session)
+
+    request = await exchange.read(parse)
     # All are prepared before the first is submitted: a bad one costs the others nothing.
     prepared = [await _prepare(model.frontend, prompt) for prompt in request.prompts]
     requests: list[GenerationRequest] = []
@@ -49,7 +55,7 @@ async def generate(exchange: Exchange) -> web.StreamResponse:
             NativeOutput(prompt.answer_id or engine_id, request, model.frontend)
             for _ in range(request.num_choices)
         ]
-    async with Choices(model.engine, requests) as choices:
+    async with Choices(model.engine, requests, exchange.log_end) as choices:
         if request.stream:
             return await _stream(exchange, request, outputs, choices)
         return await _collect(exchange, request, outputs, choices)
@@ -174,6 +180,7 @@ class NativeOutput:
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
             "cached_tokens": usage.cached_tokens,
+            "cache": None if usage.cache is None else cache_object(usage.cache),
             "e2e_latency": asyncio.get_running_loop().time() - self._start_s,
         }
         if self._timings is not None:

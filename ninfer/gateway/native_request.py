@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ninfer.contract.cache import CacheRequest
 from ninfer.contract.chat import GenerationParams
+from ninfer.gateway.cache_fields import parse_cache_request
 from ninfer.gateway.fields import (
     Fields,
     as_integer,
@@ -86,7 +88,9 @@ class NativeRequest:
     text_in_logprobs: bool
 
 
-def parse_native_request(fields: Fields, vocab_size: int) -> NativeRequest:
+def parse_native_request(
+    fields: Fields, vocab_size: int, session_header: str | None = None
+) -> NativeRequest:
     """Raises RequestError."""
     _refuse_unsupported(fields)
     check_hints(fields)
@@ -95,12 +99,13 @@ def parse_native_request(fields: Fields, vocab_size: int) -> NativeRequest:
     samplings = _samplings(fields, len(values))
     ids = _ids(fields, len(values), is_batch)
     top_logprobs = _top_logprobs(fields)
+    cache = parse_cache_request(fields, session_header)
     prompts = tuple(
         NativePrompt(
             value=value,
             path=f"{path}[{index}]" if is_batch else path,
             answer_id=ids[index],
-            params=_params(samplings[index], vocab_size, top_logprobs),
+            params=_params(samplings[index], vocab_size, top_logprobs, cache),
         )
         for index, value in enumerate(values)
     )
@@ -130,7 +135,9 @@ def _samplings(fields: Fields, num_prompts: int) -> list[Fields]:
     ]
 
 
-def _params(sampling: Fields, vocab_size: int, top_logprobs: int | None) -> GenerationParams:
+def _params(
+    sampling: Fields, vocab_size: int, top_logprobs: int | None, cache: CacheRequest
+) -> GenerationParams:
     refuse_unsupported(sampling)
     return parse_params(
         sampling,
@@ -138,6 +145,7 @@ def _params(sampling: Fields, vocab_size: int, top_logprobs: int | None) -> Gene
         vocab_size,
         top_logprobs=top_logprobs,
         split_reasoning=False,
+        cache=cache,
     )
 
 

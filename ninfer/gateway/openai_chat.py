@@ -34,6 +34,7 @@ from ninfer.gateway.answer_parts import (
 from ninfer.gateway.chat_request import ChatRequest, parse_chat_request
 from ninfer.gateway.choices import Choices, LiveEvent, build_requests
 from ninfer.gateway.exchange import Exchange
+from ninfer.gateway.fields import Fields
 from ninfer.gateway.request_ids import new_id
 from ninfer.gateway.sse import DONE_FRAME, data_frame
 
@@ -42,13 +43,18 @@ async def chat_completions(exchange: Exchange) -> web.StreamResponse:
     """Raises RequestError, Unavailable and what the engine reports before a stream has begun."""
     model = exchange.lifecycle.require_model()
     frontend = model.frontend
-    request = await exchange.read(lambda fields: parse_chat_request(fields, frontend.vocab_size))
+    session = exchange.session_id
+
+    def parse(fields: Fields) -> ChatRequest:
+        return parse_chat_request(fields, frontend.vocab_size, session)
+
+    request = await exchange.read(parse)
     name = exchange.check_model(request.model)
     prompt = await frontend.prepare_chat(request.chat)
     answer_id = new_id("chatcmpl-")
     requests = build_requests(model, answer_id, prompt, request.params, request.num_choices)
     head = AnswerHead(answer_id, name, model.card.fingerprint, int(time.time()))
-    async with Choices(model.engine, requests) as choices:
+    async with Choices(model.engine, requests, exchange.log_end) as choices:
         if request.stream:
             return await _stream(exchange, ChunkWriter(head, request, frontend), choices)
         return await _collect(exchange, CompletionBuilder(head, request, frontend), choices)

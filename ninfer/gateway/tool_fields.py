@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from ninfer.gateway.cache_fields import has_mark
 from ninfer.gateway.fields import (
     Fields,
     invalid_type,
@@ -45,6 +46,12 @@ def parse_tools(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     if tools and choice != "none":
         raise unsupported_parameter(path, "tool calls are only possible with tool_choice none")
     return tuple(tools)
+
+
+def has_marked_tool(fields: Fields) -> bool:
+    """Whether the client marked any tool as the end of a prefix; they all stand in one place."""
+    marks = [has_mark(entry) for entry in fields.children("tools")]
+    return any(marks)
 
 
 def _choice(fields: Fields, name: str) -> str:

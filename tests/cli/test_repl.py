@@ -285,6 +285,7 @@ async def test_stats_and_help_are_answers_and_go_to_stdout() -> None:
     session = in_pipe(says("a", "b", "c"))
     await session.play("x", "/stats", "/help")
     assert "answer tokens  3\n" in session.out
+    assert "prompt tokens  5, 0 of them cached\n" in session.out
     assert "speed          4.0 tokens/s\n" in session.out
     assert "tiny, context of 100 tokens" in session.out
     for name in ("/reset", "/system", "/set", "/think", "/save", "/load", "/exit"):

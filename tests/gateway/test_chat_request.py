@@ -109,7 +109,8 @@ def test_every_generation_field_arrives() -> None:
     [
         {"user": "u", "safety_identifier": "s", "service_tier": "auto", "store": True},
         {"metadata": {"a": "b"}, "prediction": {"type": "content"}, "verbosity": "low"},
-        {"prompt_cache_key": "k", "session_id": "s", "cache_salt": "x", "priority": -3},
+        {"prompt_cache_options": {}, "prompt_cache_retention": "24h", "priority": -3},
+        {"cache": "default", "cache_control": {"type": "ephemeral"}, "session_id": ""},
         {"tools": [], "tool_choice": "auto", "parallel_tool_calls": False},
         {"functions": [], "function_call": "auto"},
         {"response_format": {"type": "text"}, "modalities": ["text"], "best_of": 1},

@@ -124,7 +124,13 @@ class FakeFrontend:
         deadline_s = None if params.timeout_s is None else now + params.timeout_s
         max_tokens = 1000 if params.max_tokens is None else params.max_tokens
         return GenerationRequest(
-            request_id, prompt, sampling, NoSession(), max_tokens, deadline_s=deadline_s
+            request_id,
+            prompt,
+            sampling,
+            NoSession(),
+            max_tokens,
+            deadline_s=deadline_s,
+            cache=params.cache,
         )
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -197,6 +203,7 @@ class FakeEngine:
         self.health = EngineHealth.READY
         self.is_admitting = True
         self.is_closed = False
+        self.num_flushes = 0
 
     @property
     def max_context(self) -> int:
@@ -237,6 +244,9 @@ class FakeEngine:
             completion_tokens_total=0,
             error="device lost" if self.health is EngineHealth.UNAVAILABLE else None,
         )
+
+    def flush_cache(self) -> None:
+        self.num_flushes += 1
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()

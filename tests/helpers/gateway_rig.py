@@ -15,6 +15,7 @@ import orjson
 from ninfer.gateway.app import Gateway
 from ninfer.gateway.lifecycle import ServedModel
 from ninfer.gateway.limits import GatewayLimits
+from ninfer.gateway.request_log import RequestLog
 from ninfer.gateway.server import open_listener
 from ninfer.options import ServeOptions
 from tests.helpers.fake_engine import CARD, FakeEngine, FakeFrontend
@@ -108,9 +109,11 @@ async def running_gateway(
     limits: GatewayLimits | None = None,
     options: ServeOptions | None = None,
     is_attached: bool = True,
+    log: RequestLog | None = None,
 ) -> AsyncIterator[Rig]:
     engine, frontend = FakeEngine(), FakeFrontend()
-    gateway = Gateway(options or ServeOptions(host=HOST, port=0), CARD, limits=limits)
+    options = options or ServeOptions(host=HOST, port=0)
+    gateway = Gateway(options, CARD, limits=limits, log=log)
     if is_attached:
         gateway.attach(ServedModel(engine, frontend, CARD))
     listener = await open_listener(gateway, HOST, 0)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
-from ninfer.cli.loading import LoadedModel, load_model, make_engine, open_named_model
+from ninfer.cli.loading import LoadedModel, load_model, make_cache, make_engine, open_named_model
+from ninfer.cli.serve import metric_families
 from ninfer.engine.core import Engine
 from ninfer.gateway.app import Gateway
 from ninfer.gateway.lifecycle import ServedModel
@@ -26,11 +28,13 @@ class RunningServer:
 async def served_demo_model(options: EngineOptions) -> AsyncIterator[RunningServer]:
     """The embedded model on a port chosen by the system; closed on exit."""
     model = load_model(open_named_model(None), options, SamplingOptions(), lambda *_: None)
-    engine = make_engine(model, options)
+    cache = make_cache(model, options)
+    engine = make_engine(model, options, cache)
     await engine.start()
     try:
         gateway = Gateway(ServeOptions(), model.card)
-        gateway.attach(ServedModel(engine=engine, frontend=model.frontend, card=model.card))
+        report = partial(metric_families, engine, cache)
+        gateway.attach(ServedModel(engine, model.frontend, model.card, report))
         listener = await open_listener(gateway, "127.0.0.1", 0)
         try:
             yield RunningServer(listener.url, engine, gateway, model)

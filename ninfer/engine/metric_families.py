@@ -1,0 +1,127 @@
+"""What the engine and its context cache report for monitoring. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import TypeVar
+
+from ninfer.contract.cache import CheckpointKind, MissReason, Tier
+from ninfer.contract.generation import EngineStatus
+from ninfer.contract.metrics import MetricFamily, MetricSample, counter, gauge
+from ninfer.contract.program import TransferKind
+from ninfer.engine.context_metrics import ContextHoldings, ContextMetrics
+from ninfer.engine.metrics import EngineMetrics
+
+E = TypeVar("E", bound=Enum)
+
+
+def engine_families(status: EngineStatus, metrics: EngineMetrics) -> list[MetricFamily]:
+    return [
+        gauge("requests_running", "Requests with a lane", status.running),
+        gauge("requests_waiting", "Requests without a lane, paused ones too", status.waiting),
+        gauge(
+            "kv_pages_used", "KV pages in use, those of the context cache too", status.pages_used
+        ),
+        gauge("kv_pages", "KV pages", status.pages_total),
+        MetricFamily(
+            "requests",
+            "counter",
+            "Requests that ended, by how",
+            tuple(
+                MetricSample(count, (("outcome", outcome.value),))
+                for outcome, count in metrics.requests_total.items()
+            ),
+        ),
+        counter("requests_rejected", "Requests that were not let in", metrics.requests_rejected),
+        counter("prompt_tokens", "Prompt tokens computed", metrics.prompt_tokens_total),
+        counter("generation_tokens", "Tokens generated", metrics.completion_tokens_total),
+        counter("admitted_requests", "Requests that left the queue", metrics.num_admitted),
+        counter("queue_seconds", "Time in the queue, all requests", metrics.queue_s_total),
+        counter("first_tokens", "Requests with a first token", metrics.num_first_tokens),
+        counter(
+            "time_to_first_token_seconds",
+            "Time to the first token, queue and all, summed over requests",
+            metrics.ttft_s_total,
+        ),
+        counter("prefill_units", "Prompt chunks computed", metrics.num_prefill_units),
+        counter("decode_units", "Decode steps", metrics.num_decode_units),
+        counter("decode_rows", "Rows of all decode steps", metrics.decode_rows_total),
+        counter(
+            "non_finite_rows", "Rows whose logits were not finite", metrics.non_finite_rows_total
+        ),
+        counter("pauses", "Requests paused for want of memory or a lane", metrics.num_pauses),
+        counter("resumes", "Paused requests that went on", metrics.num_resumes),
+        counter("replays", "Resumes that fed again what had been fed", metrics.num_replays),
+        counter(
+            "snapshots_lost", "Snapshots of paused requests given up", metrics.num_snapshots_lost
+        ),
+        counter("replayed_tokens", "Tokens fed again after a pause", metrics.replayed_tokens_total),
+        counter(
+            "scheduling_seconds",
+            "Processor time between units",
+            metrics.scheduling_s_total,
+        ),
+        counter(
+            "cached_tokens",
+            "Prompt tokens that came from the context cache",
+            metrics.cached_tokens_total,
+        ),
+    ]
+
+
+def context_families(metrics: ContextMetrics, holdings: ContextHoldings) -> list[MetricFamily]:
+    return [
+        _by_source("cache_hits", "Requests that started from a checkpoint", metrics.hits),
+        _by_source("cache_hit_tokens", "Prompt tokens these did not compute", metrics.hit_tokens),
+        _by("cache_misses", "Requests that could not reuse all they had in common, by reason",
+            "reason", MissReason, metrics.misses),
+        _by("cache_captures", "Checkpoints made", "kind", CheckpointKind, metrics.captures),
+        _by("cache_captures_refused", "Checkpoints that were wanted without memory for them",
+            "kind", CheckpointKind, metrics.captures_refused),
+        _by("cache_evictions", "Checkpoints given up for good, by their best tier",
+            "tier", Tier, metrics.evictions),
+        _by("cache_drops", "Copies given up that another tier has", "tier", Tier, metrics.drops),
+        _by("cache_transfers", "Transfers that ended well",
+            "transfer", TransferKind, metrics.transfers),
+        _by("cache_transfers_failed", "Transfers of damaged bytes, or whose device failed",
+            "transfer", TransferKind, metrics.transfers_failed),
+        _by("cache_transfers_refused", "Transfers that found no room",
+            "transfer", TransferKind, metrics.transfers_refused),
+        gauge("cache_checkpoints", "Checkpoints held", holdings.num_entries),
+        _by("cache_tier_checkpoints", "Checkpoints with a copy in a tier",
+            "tier", Tier, holdings.entries, "gauge"),
+        _by("cache_tier_tokens", "Tokens of these checkpoints",
+            "tier", Tier, holdings.tokens, "gauge"),
+        _by("cache_tier_bytes", "Bytes that only the context cache holds in a tier",
+            "tier", Tier, holdings.num_bytes, "gauge"),
+        gauge("cache_identity_bytes", "Bytes of what identifies prefixes", holdings.id_bytes),
+        gauge("cache_sessions", "Conversations remembered", holdings.num_sessions),
+        gauge("cache_evicted_known", "Checkpoints remembered as given up", holdings.num_evicted),
+    ]  # fmt: skip
+
+
+def _by(
+    name: str,
+    help: str,
+    label: str,
+    members: Iterable[E],
+    counts: Mapping[E, int],
+    kind: str = "counter",
+) -> MetricFamily:
+    """One sample a member, 0 where nothing was counted."""
+    samples = tuple(
+        MetricSample(counts.get(member, 0), ((label, str(member.value)),)) for member in members
+    )
+    return MetricFamily(name, "counter" if kind == "counter" else "gauge", help, samples)
+
+
+def _by_source(
+    name: str, help: str, counts: Mapping[tuple[CheckpointKind, Tier], int]
+) -> MetricFamily:
+    samples = tuple(
+        MetricSample(counts.get((kind, tier), 0), (("kind", kind.value), ("tier", tier.value)))
+        for kind in CheckpointKind
+        for tier in Tier
+    )
+    return MetricFamily(name, "counter", help, samples)

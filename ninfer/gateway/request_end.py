@@ -1,0 +1,90 @@
+"""How each of the engine requests behind an HTTP request ended, told once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from ninfer.contract.errors import NInferError
+from ninfer.contract.generation import (
+    Event,
+    Failed,
+    Finished,
+    GenerationRequest,
+    Timings,
+    Usage,
+)
+from ninfer.gateway.answer_parts import cache_object
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEnd:
+    """Figures only: nothing that was said.
+
+    finish    how it ended: the engine's reason, `failed`, or `aborted` by its client
+    error     code of the error it failed with
+    timings   of a request that finished
+    """
+
+    request_id: str
+    usage: Usage
+    finish: str
+    error: str | None = None
+    timings: Timings | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        usage, timings = self.usage, self.timings
+        return {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "request_id": self.request_id,
+            "finish": self.finish,
+            "error": self.error,
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "reasoning_tokens": usage.reasoning_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "cache": None if usage.cache is None else cache_object(usage.cache),
+            "queue_s": None if timings is None else timings.queue_s,
+            "prefill_s": None if timings is None else timings.prefill_s,
+            "decode_s": None if timings is None else timings.decode_s,
+            "total_s": None if timings is None else timings.total_s,
+        }
+
+
+class EndReports:
+    """Watches the events of some requests and tells of each when it ends."""
+
+    def __init__(
+        self,
+        requests: Sequence[GenerationRequest],
+        on_end: Callable[[RequestEnd], None] | None,
+    ) -> None:
+        self._on_end = on_end
+        self._ids = [request.request_id for request in requests]
+        self._open = {
+            index: Usage(request.prompt.num_tokens) for index, request in enumerate(requests)
+        }
+
+    def note(self, index: int, event: Event) -> None:
+        if index not in self._open:
+            return
+        self._open[index] = event.usage
+        if isinstance(event, Finished):
+            self._tell(index, event.finish.reason.value, timings=event.timings)
+        elif isinstance(event, Failed):
+            self._tell(index, "failed", error=event.error.code)
+
+    def close(self, error: BaseException | None) -> None:
+        """Nobody reads on; `error` is why."""
+        code = error.code if isinstance(error, NInferError) else None
+        for index in list(self._open):
+            self._tell(index, "aborted", error=code)
+
+    def _tell(
+        self, index: int, finish: str, *, error: str | None = None, timings: Timings | None = None
+    ) -> None:
+        usage = self._open.pop(index)
+        if self._on_end is not None:
+            self._on_end(RequestEnd(self._ids[index], usage, finish, error, timings))
