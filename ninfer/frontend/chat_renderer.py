@@ -87,12 +87,13 @@ class ChatRenderer:
             text=text.text,
             messages=messages,
             user_frame=self._traits.user_frame,
-            opener=self._opener(chat),
-            render=lambda others: self._render_others(draft, others),
-            unused=next(draft.placeholders),
+            opener=lambda: self._opener(draft.template_kwargs),
+            render_first=lambda count: self._render_others(draft, messages[:count]),
+            render_parted=lambda count: self._render_others(draft, messages[:count], parts=True),
             has_tools=bool(draft.tools),
             tools_marked=chat.tools_end_prefix,
             is_continued=opening_end is not None,
+            is_opened=chat.add_generation_prompt,
             marks=_cache_marks(chat, lambda part: self._settled(part, draft.guard)),
         )
         return RenderedChat(text, turns.places())
@@ -114,24 +115,27 @@ class ChatRenderer:
             text = _cut_at(text, opening_end)
         return with_guard_unescaped(text, draft.guard) if draft.guard else GuardedText(text)
 
-    def _render_others(self, draft: _Draft, messages: Sequence[Mapping[str, Any]]) -> str | None:
-        """What another conversation of these messages would be."""
+    def _render_others(
+        self, draft: _Draft, messages: Sequence[TemplateMessage], *, parts: bool = False
+    ) -> str | None:
+        """What another conversation of these messages would be; with `parts` it goes on with a
+        question that begins like no other."""
         others = [dict(message) for message in messages]
         try:
+            if parts:
+                others.append({"role": "user", "content": next(draft.placeholders)})
             return self._finish(replace(draft, messages=others, replacements=[]), False, None).text
         except RequestError:
             return None
 
-    def _opener(self, chat: ChatPrompt) -> str | None:
+    def _opener(self, template_kwargs: Mapping[str, Any]) -> str | None:
         """What the template writes for a new answer; None when it takes more than a user's turn to
         find out."""
-        if not chat.add_generation_prompt or chat.continue_final_message:
-            return ""
         turns = [{"role": "user", "content": "."}]
         try:
             closed, opened = (
                 self._template.render(
-                    turns, template_kwargs=chat.template_kwargs, add_generation_prompt=is_open
+                    turns, template_kwargs=template_kwargs, add_generation_prompt=is_open
                 )
                 for is_open in (False, True)
             )

@@ -61,23 +61,24 @@ class RenderedTurns:
     has_tools      the template was given tools
     tools_marked   the client marked the tools
     is_continued   the last message is left open
+    is_opened      the text ends with the opener of a new answer
     user_frame     round a user's turn; None when the template has no fixed one
-    opener         what the template writes for a new answer; "" when it was not asked to, None
-                   when that is not known
-    render         the rendering of other messages under the same settings, without an opener; None
-                   when the template refuses
-    unused         a character that occurs nowhere
+    opener         what the template writes for a new answer to a user; None when it tells nobody
+    render_first   the rendering of the first n messages alone, without an opener; None when the
+                   template refuses
+    render_parted  the same, but for a question that begins like no other behind them
     """
 
     text: str
     messages: Sequence[Mapping[str, Any]]
     user_frame: TurnFrame | None
-    opener: str | None
-    render: Callable[[Sequence[Mapping[str, Any]]], str | None]
-    unused: str
+    opener: Callable[[], str | None]
+    render_first: Callable[[int], str | None]
+    render_parted: Callable[[int], str | None]
     has_tools: bool = False
     tools_marked: bool = False
     is_continued: bool = False
+    is_opened: bool = True
     marks: Sequence[CacheMark] = ()
 
     def places(self) -> list[TextPlace]:
@@ -158,12 +159,13 @@ class RenderedTurns:
 
     @cached_property
     def _replay(self) -> int | None:
-        if self.opener == "" and not self.is_continued:
+        if not self.is_opened and not self.is_continued:
             return None
         if self._num_answered - 1 in self._questions:
             return self._closure
-        if not self.is_continued and self.opener and self.text.endswith(self.opener):
-            return len(self.text) - len(self.opener)
+        opener = None if self.is_continued else self.opener()
+        if opener and self.text.endswith(opener):
+            return len(self.text) - len(opener)
         return self._end_of(self._num_answered)
 
     @cached_property
@@ -207,13 +209,12 @@ class RenderedTurns:
         """The end of the first messages, where the text begins with their own rendering."""
         if not 0 < num_messages <= len(self.messages):
             return None
-        shorter = self.render(self.messages[:num_messages])
+        shorter = self.render_first(num_messages)
         return len(shorter) if shorter and self.text.startswith(shorter) else None
 
     def _common_with_another(self, num_messages: int) -> int | None:
         """Where a conversation parts that goes on differently after the first messages."""
-        question = {"role": "user", "content": self.unused}
-        other = self.render([*self.messages[:num_messages], question])
+        other = self.render_parted(num_messages)
         return _num_common(self.text, other) or None if other else None
 
 

@@ -319,3 +319,9 @@ def test_raw_prompts_have_all_but_their_last_token(num_tokens: int) -> None:
 def test_raw_text_has_the_same() -> None:
     prepared = BUILDERS["demo"].from_text("A raw text of some tokens.")
     assert ends(prepared) == {CheckpointKind.PROMPT_TAIL: [prepared.num_tokens - 1]}
+
+
+def test_text_with_every_unused_character_is_still_a_prompt() -> None:
+    text = "".join(map(chr, range(0xF0000, 0xFFFFE)))
+    prepared = BUILDERS["no_frame"].from_chat(chat(turn("user", text), tools=TOOLS))
+    assert CLOSURE in ends(prepared)
