@@ -29,7 +29,7 @@ from ninfer.kernels.library import KernelLibrary
 from ninfer.ops import linear_pack, linear_small_t
 from ninfer.ops.float_codecs import e2m1_to_float, e4m3_to_float
 from ninfer.ops.linear_packing import E2M1_SHIFT, ImageLayout, WeightFormat
-from ninfer.ops.linear_small_t import LinearPlan, PackedLinear, Product, RingShape
+from ninfer.ops.linear_small_t import LinearPlan, PackedLinear, RingShape
 
 SHAPES: Final = {
     "4b in_proj": (12352, 2560),
@@ -118,12 +118,14 @@ class Bench:
         x = _random_x(tokens, layout.columns)
         y = cp.empty((len(case.packed), tokens, layout.rows), cp.uint16)
         workspace = _workspace(plan)
-        shape = ring or linear_small_t.shape_ring([plan], tokens, self.kernels.limits)
+        shape = ring or linear_small_t.shape_ring(
+            plan, tokens, self.kernels.limits, is_called=next_units > 0
+        )
 
         def enqueue(index: int) -> None:
             following = case.packed[(index + 1) % len(case.packed)] if next_units else None
             linear_small_t.launch(
-                self.kernels, [Product(case.packed[index], x, y[index])], workspace=workspace,
+                self.kernels, case.packed[index], x, y[index], workspace=workspace,
                 stream=self.stream.ptr, is_chained=is_chained, ring=shape,
                 next_weight=following, next_units=next_units,
             )  # fmt: skip
@@ -146,9 +148,8 @@ class Bench:
         x = _random_x(8, layout.columns)
         y = cp.full((8, layout.rows), 0x7FC1, cp.uint16)
         linear_small_t.launch(
-            self.kernels, [Product(packed, x, y)], workspace=_workspace(packed.plan),
-            stream=self.stream.ptr,
-        )  # fmt: skip
+            self.kernels, packed, x, y, workspace=_workspace(packed.plan), stream=self.stream.ptr
+        )
         self.stream.synchronize()
         want = _bf16_values(x) @ decoded.T
         error = float(cp.linalg.norm(_bf16_values(y) - want) / cp.linalg.norm(want))
@@ -202,7 +203,7 @@ def _ring_rows(
             plan = LinearPlan(layout, min(layout.units, blocks * limits.num_multiprocessors))
             for tokens, lookahead, next_units in RING_AHEAD:
                 ring = linear_small_t.fit_ring(
-                    [plan], tokens, limits,
+                    plan, tokens, limits,
                     resident_blocks=resident, max_stages=stages, lookahead=lookahead,
                 )  # fmt: skip
                 row = bench.measure(case.with_plan(plan), tokens, ring=ring, next_units=next_units)

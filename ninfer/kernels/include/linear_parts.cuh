@@ -2,6 +2,7 @@
 //
 // Image: ninfer/ops/linear_packing.py. A part is 32 rows by kPartColumns columns, two halves along
 // K. kWarpsPerPart 2: a warp takes one half, so that twice the warps decode; 1: a warp takes both.
+// kUnitsAtOnce: units whose latencies a warp bears together, where memory is fastest.
 #pragma once
 
 #include "dtypes.cuh"
@@ -13,7 +14,7 @@ constexpr int kStripRows = 32;  // rows of a part: two tiles of 16
 constexpr u32 kPartBytes = 2048;
 
 struct Bf16 {
-  static constexpr int kPartColumns = 32, kWarpsPerPart = 1;
+  static constexpr int kPartColumns = 32, kWarpsPerPart = 1, kUnitsAtOnce = 2;
   static constexpr u32 kPartSlab = 0, kUnitSlab = 0;
   static constexpr int kLaneBytes = 16;  // of x that a lane reads from a half (bf16: from both)
   static constexpr int kPitchPad = 32;   // elements; makes fragment reads free of bank conflicts
@@ -31,7 +32,7 @@ struct E4m3Block : E4m3Row {
 };
 
 struct E2m1 : Bf16 {
-  static constexpr int kPartColumns = 128, kWarpsPerPart = 2;
+  static constexpr int kPartColumns = 128, kWarpsPerPart = 1, kUnitsAtOnce = 1;
   static constexpr u32 kPartSlab = 256;  // e4m3 a row and 16 columns
   static constexpr int kLaneBytes = 32;
   static constexpr int kPitchPad = 8;
