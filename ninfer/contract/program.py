@@ -97,8 +97,15 @@ class Program(Protocol):
     def launch_prefill(self, handle: SequenceHandle, num_tokens: int) -> PendingBatch:
         """Start the next `num_tokens` prompt inputs; the last prompt input also samples."""
 
-    def launch_decode(self, handles: Sequence[SequenceHandle]) -> PendingBatch:
-        """Start one step for rows whose prompt is done, each with its newest accepted token."""
+    def launch_decode(
+        self, handles: Sequence[SequenceHandle], *, goes_on: bool = False
+    ) -> PendingBatch:
+        """Start one step for rows whose prompt is done, each with its newest accepted token.
+
+        goes_on   the next unit is likely to be a step of these rows or some of them, so that it may
+                  be started before it is asked for. Such a unit is committed once it was completed,
+                  never aborted: the states its rows had before it may be gone.
+        """
 
     async def complete(self, batch: PendingBatch) -> None:
         """Wait until the unit has run and fill `outputs`. Raises DeviceError."""
@@ -112,7 +119,8 @@ class Program(Protocol):
         """
 
     def abort(self, batch: PendingBatch) -> None:
-        """Settle: everything as before the launch; reservations stay."""
+        """Settle: everything as before the launch; reservations stay. InvariantError for a
+        completed unit that was launched to go on."""
 
     async def score(self, handle: SequenceHandle, num_tokens: int) -> Float32Array:
         """Run and commit the next prompt inputs (at most a prefill chunk) of a scoring sequence

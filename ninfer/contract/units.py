@@ -114,8 +114,14 @@ class Executor(Protocol):
     async def prefill(self, row: UnitRow) -> RowOutput:
         """Run one sequence's next inputs (T >= 1). Raises DeviceError."""
 
-    async def decode(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
-        """Run one input of each row (T == 1 each). A row's result never depends on its mates."""
+    async def decode(
+        self, rows: tuple[UnitRow, ...], *, goes_on: bool = False
+    ) -> tuple[RowOutput, ...]:
+        """Run one input of each row (T == 1 each). A row's result never depends on its mates.
+
+        goes_on   every row will take its token or end, and the step with these tokens is likely to
+                  be next: it may be started at once, each row writing the slot that it read now
+        """
 
     async def score(self, row: UnitRow) -> Float32Array:
         """Like prefill, but returns the logits of every input: [T, V] float32."""

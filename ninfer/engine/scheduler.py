@@ -68,6 +68,11 @@ class Scheduler:
     def num_running(self) -> int:
         return len(self._prefilling) + len(self._ready)
 
+    @property
+    def has_prompts(self) -> bool:
+        """Some resident's prompt is not done."""
+        return bool(self._prefilling)
+
     def enqueue(self, ticket: int, *, num_prompt_tokens: int, worst_case_pages: int) -> None:
         """Append to the queue. Tickets rise; a worst case beyond the pool is an InvariantError."""
         if ticket <= self._last_ticket:

@@ -249,8 +249,9 @@ class Worker:
         )
         if not records:
             return None
-        batch = self._program.launch_decode([record.resident for record in records])
-        return _Unit(batch, records, True)
+        goes_on = not self._scheduler.has_prompts and any(map(_may_go_on, records))
+        handles = [record.resident for record in records]
+        return _Unit(self._program.launch_decode(handles, goes_on=goes_on), records, True)
 
     def _settle(self, unit: _Unit) -> None:
         now = self._last_unit_s = self._clock()
@@ -385,6 +386,11 @@ class Worker:
             self._outbox.add(record, Failed(error, record.usage()))
         self._records.clear()
         self._outbox.publish()
+
+
+def _may_go_on(record: RequestRecord) -> bool:
+    """The budget allows a token behind the next one."""
+    return record.budget.num_tokens - record.completion_tokens > 1
 
 
 def _commit_session(session: OutputSession, preview: OutputPreview) -> int:

@@ -249,6 +249,27 @@ async def test_a_running_unit_can_be_neither_settled_nor_closed_under(
     program.commit(batch, [1])
 
 
+async def test_a_completed_unit_that_may_go_on_is_only_committed(
+    program: ModelProgram, executor: FakeExecutor
+) -> None:
+    spec = spec_of(10)
+    handle = await ready(program, spec)
+    for _ in range(3):
+        assert program.reserve_units(handle, 1)
+        batch = program.launch_decode([handle], goes_on=True)
+        await program.complete(batch)
+        with pytest.raises(InvariantError, match="launched to go on"):
+            program.abort(batch)
+        program.commit(batch, [1])
+    assert executor.num_going_on == 3
+    assert program.reserve_units(handle, 1)
+    executor.faults[len(executor.calls)] = Fault("device_error")
+    batch = program.launch_decode([handle], goes_on=True)
+    with pytest.raises(DeviceError):
+        await program.complete(batch)
+    program.abort(batch)
+
+
 @pytest.mark.parametrize("first", ["commit", "abort"])
 @pytest.mark.parametrize("second", ["commit", "abort", "complete"])
 async def test_a_batch_is_settled_once(program: ModelProgram, first: str, second: str) -> None:
@@ -506,7 +527,9 @@ class WrongExecutor(FakeExecutor):
 
     answer: tuple[RowOutput, ...] = ()
 
-    async def decode(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
+    async def decode(
+        self, rows: tuple[UnitRow, ...], *, goes_on: bool = False
+    ) -> tuple[RowOutput, ...]:
         return self.answer
 
 

@@ -1,6 +1,7 @@
 """CudaExecutor: runs units with the kernels, decode as replayed graphs, all on one stream.
 
     write inputs -> queue copies and launches (or one graph) -> mark -> poll it -> read results
+                                                     (-> queue the decode step that follows)
 
 The event loop is never held: launches of a prefill are queued layer by layer with a turn of the
 loop between them, and waiting is polling with turns of the loop. After a failure of the device
@@ -11,7 +12,7 @@ such a failure too.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import Final
@@ -28,6 +29,7 @@ from ninfer.program.executors.cuda_buffers import SMALL_TOKENS
 from ninfer.program.executors.cuda_driver import CudaDriver, Graph
 from ninfer.program.executors.cuda_inputs import UnitTensors
 from ninfer.program.executors.cuda_model import CudaModel
+from ninfer.program.executors.cuda_run_ahead import StepAhead, following
 from ninfer.program.executors.cuda_tensor import DeviceTensor
 from ninfer.program.executors.cuda_weights import DeviceWeights
 from ninfer.program.executors.cuda_workspace import Workspace
@@ -62,6 +64,7 @@ class CudaExecutor:
         self._model = CudaModel(config, driver, weights, workspace)
         self._has_states = config.num_gdn_layers > 0
         self._failure: DeviceError | None = None
+        self._ahead: StepAhead | None = None
         self._is_closed = False
         self._graphs: DecodeGraphs[Graph] = DecodeGraphs(
             driver,
@@ -93,8 +96,10 @@ class CudaExecutor:
     async def prefill(self, row: UnitRow) -> RowOutput:
         check_rows((row,), has_states=self._has_states)
         with self._using_device("prefill"):
+            await self._make_way(row)
             hidden = await self._run_prompt(row)
             if row.sample is None:
+                self._driver.mark()
                 await self._completion()
                 return RowOutput(None)
             sampler, logits = self._workspace.sampler, self._workspace.logits(1)
@@ -103,18 +108,25 @@ class CudaExecutor:
             self._model.queue_logits(hidden.rows(hidden.shape[0] - 1, hidden.shape[0]), logits)
             sampler.queue(logits)
             sampler.queue_copy_out(1)
+            self._driver.mark()
             await self._completion()
             return sampler.read((row.sample,))[0]
 
-    async def decode(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
+    async def decode(
+        self, rows: tuple[UnitRow, ...], *, goes_on: bool = False
+    ) -> tuple[RowOutput, ...]:
         check_rows(rows, has_states=self._has_states)
-        samples = tuple(row.sample or _unused_sample() for row in rows)
         with self._using_device("decode"):
-            self._workspace.decode_inputs.write_decode(rows)
-            self._workspace.sampler.write(samples)
-            self._graphs.replay(len(rows))
-            await self._completion()
-            outputs = self._workspace.sampler.read(samples)
+            ahead, self._ahead = await self._finished_ahead(), None
+            outputs = None if ahead is None else ahead.outputs_for(rows)
+            if outputs is None:
+                self._queue_step(rows)
+                await self._completion()
+                outputs = self._workspace.sampler.read(_samples(rows))
+            expected = following(rows, outputs) if goes_on else None
+            if expected is not None:
+                self._queue_step(expected)
+                self._ahead = StepAhead(expected)
         return tuple(
             RowOutput(None) if row.sample is None else output
             for row, output in zip(rows, outputs, strict=True)
@@ -125,12 +137,14 @@ class CudaExecutor:
         num_tokens = row.token_ids.size
         scores = np.empty((num_tokens, self._config.vocab_size), np.float32)
         with self._using_device("score"):
+            await self._make_way(row)
             hidden = await self._run_prompt(row)
             for first in range(0, num_tokens, SMALL_TOKENS):
                 last = min(first + SMALL_TOKENS, num_tokens)
                 logits = self._workspace.logits(last - first)
                 self._model.queue_logits(hidden.rows(first, last), logits)
                 self._workspace.queue_scores(logits)
+                self._driver.mark()
                 await self._completion()
                 scores[first:last] = self._workspace.read_scores(last - first)
         return scores
@@ -157,6 +171,27 @@ class CudaExecutor:
         # Giving memory back waits for what runs: a stuck device keeps it until the process ends.
         if not self._is_stuck:
             self._driver.close()
+
+    def _queue_step(self, rows: tuple[UnitRow, ...]) -> None:
+        """Queue a decode step by its graph, and the mark behind it."""
+        self._workspace.decode_inputs.write_decode(rows)
+        self._workspace.sampler.write(_samples(rows))
+        self._graphs.replay(len(rows))
+        self._driver.mark()
+
+    async def _finished_ahead(self) -> StepAhead | None:
+        """The step that was started ahead, if there is one, with its results."""
+        ahead = self._ahead
+        if ahead is not None and ahead.outputs is None:
+            await self._completion()
+            ahead.outputs = self._workspace.sampler.read(_samples(ahead.rows))
+        return ahead
+
+    async def _make_way(self, row: UnitRow) -> None:
+        """Before a prompt's unit, which writes where `row` says and uses the sampler."""
+        ahead = await self._finished_ahead()
+        if ahead is not None:
+            ahead.spoil(row)
 
     async def _run_prompt(self, row: UnitRow) -> DeviceTensor:
         """Queue a prompt's inputs through all layers; the residual stream [T, C] behind them."""
@@ -186,12 +221,11 @@ class CudaExecutor:
     def _warm_up_decode(self, num_rows: int) -> None:
         rows = _warm_up_rows(num_rows, 1)
         self._workspace.decode_inputs.write_decode(rows)
-        self._workspace.sampler.write([_unused_sample() for _ in rows])
+        self._workspace.sampler.write(_samples(rows))
         self.queue_decode(num_rows)
 
     async def _completion(self) -> None:
-        """Poll until all that was queued has run, with a turn of the loop between two looks."""
-        self._driver.mark()
+        """Poll until all up to the mark has run, with a turn of the loop between two looks."""
         latest_s = monotonic() + self._longest_unit_s
         while not self._driver.has_passed():
             if monotonic() > latest_s:
@@ -208,8 +242,8 @@ class CudaExecutor:
             raise DeviceError(f"cuda executor: {what} after close")
         if self._failure is not None:
             raise DeviceError(f"cuda executor: {what} after a failure: {self._failure}")
-        self._driver.activate()
         try:
+            self._driver.activate()
             yield
         except DeviceError as error:
             self._failure = error
@@ -219,8 +253,12 @@ class CudaExecutor:
             raise
 
 
+def _samples(rows: Sequence[UnitRow]) -> tuple[SampleRow, ...]:
+    """How to choose a token in each row; anyhow where nobody wants one."""
+    return tuple(row.sample or _unused_sample() for row in rows)
+
+
 def _unused_sample() -> SampleRow:
-    """For a row whose token nobody wants."""
     nothing = np.empty(0, np.int32)
     return SampleRow(SamplingParams(), 0, nothing, nothing, nothing)
 

@@ -72,11 +72,11 @@ class CudaSampler:
         """Describe the rows and queue the copy of their lists, if there are any."""
         rows: NDArray[np.void] = self._host_rows.view(device_sampling.ROW)
         described = [sample.params for sample in samples]
-        if self._described[: len(samples)] == described and all(map(_is_plain, samples)):
+        if self._described[: len(samples)] == described and all(map(is_plain, samples)):
             # The same requests a token later, as in most decode steps.
             rows["position"][: len(samples)] = [sample.position for sample in samples]
             return
-        self._described = described if all(map(_is_plain, samples)) else []
+        self._described = described if all(map(is_plain, samples)) else []
         used = device_sampling.fill_rows(
             samples, self._vocab_size, rows, self._host_ids, self._host_values
         )
@@ -153,7 +153,7 @@ class CudaSampler:
         )
 
 
-def _is_plain(sample: SampleRow) -> bool:
+def is_plain(sample: SampleRow) -> bool:
     """All of it but the position follows from its parameters."""
     params = sample.params
     return not (

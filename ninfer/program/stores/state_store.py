@@ -21,6 +21,7 @@ class StateStore:
         self._num_slots = num_slots
         self._free = [slot for slot in range(num_slots) if slot != ROOT_SLOT]
         self._owners: dict[int, int] = {}
+        self._given_back: dict[int, int] = {}
 
     @property
     def num_slots(self) -> int:
@@ -36,10 +37,15 @@ class StateStore:
         return len(self._owners)
 
     def acquire(self, owner: int) -> int | None:
-        """The lowest free slot, or None when all are owned."""
+        """A free slot, or None when all are owned: the one that this owner gave back last, as long
+        as nobody has it, so that a sequence alternates between two; else the lowest."""
         if not self._free:
             return None
-        slot = heapq.heappop(self._free)
+        slot = self._given_back.pop(owner, ROOT_SLOT)
+        if slot == ROOT_SLOT or slot in self._owners:
+            slot = self._free[0]
+        self._free.remove(slot)
+        heapq.heapify(self._free)
         self._owners[slot] = owner
         return slot
 
@@ -50,6 +56,7 @@ class StateStore:
         if self._owners[slot] != owner:
             raise InvariantError(f"owner {owner} frees slot {slot} of owner {self._owners[slot]}")
         del self._owners[slot]
+        self._given_back[owner] = slot
         heapq.heappush(self._free, slot)
 
     def slots_of(self, owner: int) -> frozenset[int]:

@@ -44,19 +44,40 @@ def test_a_store_without_slots_is_refused() -> None:
         StateStore(1)
 
 
+def test_an_owner_alternates_between_two_slots() -> None:
+    store = StateStore(7)
+    held = {owner: store.acquire(owner) for owner in (0, 1, 2)}
+    new = {owner: store.acquire(owner) for owner in (0, 1, 2)}
+    for _ in range(3):
+        for owner, slot in held.items():
+            assert slot is not None
+            store.release(owner, slot)
+        held, new = new, {owner: store.acquire(owner) for owner in (2, 0, 1)}
+        assert set(new.values()) | set(held.values()) == set(range(1, 7))
+    first, second = held[0], new[0]
+    assert first is not None
+    store.release(0, first)
+    assert store.acquire(0) == first
+    assert {first, second} == store.slots_of(0)
+
+
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.integers(0, 6))))
 def test_conservation_under_any_calls(calls: list[tuple[bool, int, int]]) -> None:
     store = StateStore(6)
     owners: dict[int, int] = {}
+    given_back: dict[int, int] = {}
     for is_acquire, owner, slot in calls:
         if is_acquire:
             got = store.acquire(owner)
             free = sorted(set(range(1, 6)) - owners.keys())
-            assert got == (free[0] if free else None)
+            own = given_back.get(owner)
+            assert got == (own if own in free else free[0] if free else None)
             if got is not None:
                 owners[got] = owner
+                given_back.pop(owner, None)
         elif owners.get(slot) == owner:
             store.release(owner, slot)
+            given_back[owner] = slot
             del owners[slot]
         else:
             with pytest.raises(InvariantError):
