@@ -55,7 +55,7 @@ class CaseFigures:
 
     prefill_s         one prompt from the first chunk to its token
     prefill_flop_s    model FLOP a second of it
-    step_s            from the end of a decode step to the end of the next, as the event loop sees it
+    step_s            from the end of a decode step to the end of the next, seen by the event loop
     device_step_s     the same step's graph on the device
     host_gap_s        step_s less device_step_s, medians
     floor_s           bytes_a_step at the read rate
