@@ -80,7 +80,9 @@ __device__ __forceinline__ void list_tiles(const PairParams& p, const int (&tota
     const int expert = threadIdx.x * 2 + i;
     if (expert >= p.num_experts) break;
     p.offsets[expert] = start;
-    for (int done = 0; done < totals[i]; done += kTileTokens) p.tiles[at++] = make_int2(expert, start + done);
+    for (int done = 0; done < totals[i]; done += kTileTokens) {
+      p.tiles[at++] = make_int4(expert, start + done, min(totals[i] - done, kTileTokens), 0);
+    }
     start += totals[i];
   }
   if (threadIdx.x == 0) *p.num_tiles = all, p.offsets[p.num_experts] = p.num_pairs;
