@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from ninfer.contract.arrays import Float32Array
+from ninfer.contract.arrays import Float32Array, IntArray
 from ninfer.contract.errors import DeviceError
 from ninfer.contract.model import ModelConfig
 from ninfer.contract.sampling import SamplingParams
@@ -29,7 +29,7 @@ from ninfer.program.executors.cuda_buffers import SMALL_TOKENS
 from ninfer.program.executors.cuda_driver import CudaDriver, Graph
 from ninfer.program.executors.cuda_inputs import UnitTensors
 from ninfer.program.executors.cuda_model import CudaModel
-from ninfer.program.executors.cuda_run_ahead import StepAhead, following
+from ninfer.program.executors.cuda_run_ahead import StepAhead, can_go_on, following
 from ninfer.program.executors.cuda_tensor import DeviceTensor
 from ninfer.program.executors.cuda_weights import DeviceWeights
 from ninfer.program.executors.cuda_workspace import Workspace
@@ -65,6 +65,7 @@ class CudaExecutor:
         self._has_states = config.num_gdn_layers > 0
         self._failure: DeviceError | None = None
         self._ahead: StepAhead | None = None
+        self._has_inputs = False
         self._is_closed = False
         self._graphs: DecodeGraphs[Graph] = DecodeGraphs(
             driver,
@@ -110,23 +111,29 @@ class CudaExecutor:
             sampler.queue_copy_out(1)
             self._driver.mark()
             await self._completion()
-            return sampler.read((row.sample,))[0]
+            return sampler.parse((row.sample,), sampler.results(1))[0]
 
     async def decode(
         self, rows: tuple[UnitRow, ...], *, goes_on: bool = False
     ) -> tuple[RowOutput, ...]:
         check_rows(rows, has_states=self._has_states)
+        may_go_on = goes_on and can_go_on(rows)
+        sampler = self._workspace.sampler
         with self._using_device("decode"):
-            ahead, self._ahead = await self._finished_ahead(), None
-            outputs = None if ahead is None else ahead.outputs_for(rows)
-            if outputs is None:
-                self._queue_step(rows)
-                await self._completion()
-                outputs = self._workspace.sampler.read(_samples(rows))
-            expected = following(rows, outputs) if goes_on else None
-            if expected is not None:
-                self._queue_step(expected)
-                self._ahead = StepAhead(expected)
+            step, self._ahead = self._ahead, None
+            if step is not None and not step.is_just(rows):
+                picked = await self._pick(step, rows)
+                if picked is not None:
+                    if may_go_on:
+                        self._go_on(rows, _token_ids(picked))
+                    return picked
+                step = None
+            if step is None:
+                step = self._queue_step(rows)
+            results = await self._results(step)
+            if may_go_on:
+                self._go_on(rows, sampler.chosen(results, len(rows)))
+            outputs = sampler.parse(_samples(rows), results)
         return tuple(
             RowOutput(None) if row.sample is None else output
             for row, output in zip(rows, outputs, strict=True)
@@ -172,26 +179,49 @@ class CudaExecutor:
         if not self._is_stuck:
             self._driver.close()
 
-    def _queue_step(self, rows: tuple[UnitRow, ...]) -> None:
+    def _queue_step(self, rows: tuple[UnitRow, ...]) -> StepAhead:
         """Queue a decode step by its graph, and the mark behind it."""
         self._workspace.decode_inputs.write_decode(rows)
         self._workspace.sampler.write(_samples(rows))
+        self._has_inputs = True
         self._graphs.replay(len(rows))
         self._driver.mark()
+        return StepAhead(rows)
 
-    async def _finished_ahead(self) -> StepAhead | None:
-        """The step that was started ahead, if there is one, with its results."""
-        ahead = self._ahead
-        if ahead is not None and ahead.outputs is None:
+    def _go_on(self, rows: tuple[UnitRow, ...], token_ids: Sequence[int] | None) -> None:
+        """Queue the step behind `rows`, which can go on, if all of them have a token."""
+        if token_ids is None:
+            return
+        if not self._has_inputs:
+            self._ahead = self._queue_step(following(rows, token_ids))
+            return
+        self._workspace.decode_inputs.advance(token_ids)
+        self._workspace.sampler.advance(len(rows))
+        self._graphs.replay(len(rows))
+        self._driver.mark()
+        self._ahead = StepAhead(following(rows, token_ids))
+
+    async def _results(self, step: StepAhead) -> IntArray:
+        """What the sampler made of a queued step."""
+        if step.results is None:
             await self._completion()
-            ahead.outputs = self._workspace.sampler.read(_samples(ahead.rows))
-        return ahead
+            step.results = self._workspace.sampler.results(len(step.rows))
+        return step.results
+
+    async def _pick(
+        self, step: StepAhead, rows: tuple[UnitRow, ...]
+    ) -> tuple[RowOutput, ...] | None:
+        """Outputs of `rows` from a step that ran others too; None when it did not run all."""
+        results = await self._results(step)
+        self._has_inputs = False
+        return step.pick(rows, self._workspace.sampler.parse(_samples(step.rows), results))
 
     async def _make_way(self, row: UnitRow) -> None:
         """Before a prompt's unit, which writes where `row` says and uses the sampler."""
-        ahead = await self._finished_ahead()
-        if ahead is not None:
-            ahead.spoil(row)
+        if self._ahead is not None:
+            await self._results(self._ahead)
+            self._ahead.spoil(row)
+        self._has_inputs = False
 
     async def _run_prompt(self, row: UnitRow) -> DeviceTensor:
         """Queue a prompt's inputs through all layers; the residual stream [T, C] behind them."""
@@ -251,6 +281,12 @@ class CudaExecutor:
         except asyncio.CancelledError:
             self._driver.synchronize()
             raise
+
+
+def _token_ids(outputs: Sequence[RowOutput]) -> list[int] | None:
+    """The token of every row, or None when one has none."""
+    token_ids = [output.token.token_id for output in outputs if output.token is not None]
+    return token_ids if len(token_ids) == len(outputs) else None
 
 
 def _samples(rows: Sequence[UnitRow]) -> tuple[SampleRow, ...]:

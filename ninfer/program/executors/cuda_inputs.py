@@ -10,6 +10,7 @@ own: they are long and seldom change, so only a row that differs from the last o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -143,6 +144,16 @@ class UnitInputs:
         self._words[: len(flat)] = flat
         for index, row in enumerate(rows):
             self._write_table(index, row.page_table)
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """From the decode step whose rows were written last to the step behind it: `token_ids` go
+        in, a place later, and every row's slots change places. Page tables stay."""
+        count = len(token_ids)
+        newest, ordinals, _, positions, _, reads, writes = self._views(count, count)
+        newest[:] = token_ids
+        ordinals += 1
+        positions += 1
+        reads[:], writes[:] = writes.copy(), reads.copy()
 
     def queue_copy(self, num_rows: int, num_tokens: int) -> None:
         """Queue the block's copy to the device; may be captured."""

@@ -13,86 +13,100 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ninfer.contract.arrays import IntArray
 from ninfer.contract.units import PAGE_TOKENS, ROOT_SLOT, RowOutput, SampleRow, UnitRow
 from ninfer.program.executors.cuda_sampler import is_plain
 
 
-def following(rows: Sequence[UnitRow], outputs: Sequence[RowOutput]) -> tuple[UnitRow, ...] | None:
-    """The rows of the step behind `rows` when each goes on with the token it produced; None when
-    that does not follow from them alone, or needs a page that they do not have."""
-    expected = []
-    for row, output in zip(rows, outputs, strict=True):
-        sample, token, start = row.sample, output.token, row.start + 1
-        if sample is None or token is None or not is_plain(sample):
-            return None
-        if start >= row.page_table.size * PAGE_TOKENS or row.read_slot == ROOT_SLOT:
-            return None
-        expected.append(
-            UnitRow(
-                token_ids=np.array([token.token_id], np.int32),
-                start=start,
-                page_table=row.page_table,
-                read_slot=row.write_slot,
-                write_slot=row.read_slot,
-                positions=None if row.positions is None else row.positions + 1,
-                sample=SampleRow(
-                    sample.params,
-                    sample.position + 1,
-                    sample.generated_ids,
-                    sample.generated_counts,
-                    sample.prompt_ids,
-                ),
-            )
+def can_go_on(rows: Sequence[UnitRow]) -> bool:
+    """Whether the rows of the step behind `rows` follow from these and their tokens alone, and need
+    no page that they do not have."""
+    return all(
+        row.sample is not None
+        and is_plain(row.sample)
+        and row.start + 1 < row.page_table.size * PAGE_TOKENS
+        and row.read_slot != ROOT_SLOT
+        for row in rows
+    )
+
+
+def following(rows: Sequence[UnitRow], token_ids: Sequence[int]) -> tuple[UnitRow, ...]:
+    """The rows of the step behind `rows`, which can go on, when these produced `token_ids`."""
+    return tuple(
+        UnitRow(
+            token_ids=np.array([token_id], np.int32),
+            start=row.start + 1,
+            page_table=row.page_table,
+            read_slot=row.write_slot,
+            write_slot=row.read_slot,
+            positions=None if row.positions is None else row.positions + 1,
+            sample=None if row.sample is None else _moved(row.sample),
         )
-    return tuple(expected)
+        for row, token_id in zip(rows, token_ids, strict=True)
+    )
 
 
 class StepAhead:
-    """`rows` as they were queued; `outputs` once the step has run."""
+    """A queued step.
+
+    results   what the sampler made of it, once it has run
+    """
 
     def __init__(self, rows: tuple[UnitRow, ...]) -> None:
         self.rows = rows
-        self.outputs: tuple[RowOutput, ...] | None = None
+        self.results: IntArray | None = None
         self._spoilt: set[int] = set()
 
-    def outputs_for(self, rows: Sequence[UnitRow]) -> tuple[RowOutput, ...] | None:
-        """Results of exactly these rows, in their order; None when one of them was not run."""
-        found = {
-            row.write_slot: (row, output)
-            for row, output in zip(self.rows, self.outputs or (), strict=False)
-            if row.write_slot not in self._spoilt
-        }
-        outputs = []
+    def is_just(self, rows: Sequence[UnitRow]) -> bool:
+        """Whether it ran exactly these rows, in this order."""
+        return len(rows) == len(self.rows) and all(map(self._serves, self.rows, rows))
+
+    def pick(
+        self, rows: Sequence[UnitRow], outputs: Sequence[RowOutput]
+    ) -> tuple[RowOutput, ...] | None:
+        """Of its `outputs` those of `rows`, in any order; None when one of them was not run."""
+        places = {row.write_slot: place for place, row in enumerate(self.rows)}
+        picked = []
         for row in rows:
-            expected, output = found.get(row.write_slot, (None, None))
-            if expected is None or output is None or not _is_same(expected, row):
+            place = places.get(row.write_slot)
+            if place is None or not self._serves(self.rows[place], row):
                 return None
-            outputs.append(output)
-        return tuple(outputs)
+            picked.append(outputs[place])
+        return tuple(picked)
 
     def spoil(self, row: UnitRow) -> None:
         """Another unit writes where `row` says: what lay there is no result any more."""
         self._spoilt.add(row.write_slot)
 
+    def _serves(self, expected: UnitRow, row: UnitRow) -> bool:
+        first, second = expected.sample, row.sample
+        if first is None or second is None or not is_plain(second):
+            return False
+        return (
+            expected.start == row.start
+            and expected.token_ids.item(0) == row.token_ids.item(0)
+            and expected.read_slot == row.read_slot
+            and expected.write_slot == row.write_slot
+            and expected.write_slot not in self._spoilt
+            and first.position == second.position
+            and first.params == second.params
+            and _has_same_entries(expected.page_table, row.page_table)
+            and _has_same_entries(expected.positions, row.positions)
+        )
 
-def _is_same(expected: UnitRow, row: UnitRow) -> bool:
-    first, second = expected.sample, row.sample
-    if first is None or second is None or not is_plain(second):
-        return False
-    return (
-        expected.start == row.start
-        and expected.token_ids.item(0) == row.token_ids.item(0)
-        and expected.read_slot == row.read_slot
-        and first.position == second.position
-        and first.params == second.params
-        and _has_same_entries(expected.page_table, row.page_table)
-        and _has_same_entries(expected.positions, row.positions)
+
+def _moved(sample: SampleRow) -> SampleRow:
+    """The same choice a token later."""
+    return SampleRow(
+        sample.params,
+        sample.position + 1,
+        sample.generated_ids,
+        sample.generated_counts,
+        sample.prompt_ids,
     )
 
 
-def _has_same_entries(
-    first: np.typing.NDArray[np.int32] | None, second: np.typing.NDArray[np.int32] | None
-) -> bool:
+def _has_same_entries(first: IntArray | None, second: IntArray | None) -> bool:
     if first is second:
         return True
     return first is not None and second is not None and np.array_equal(first, second)

@@ -11,6 +11,7 @@ import pytest
 from ninfer.contract.errors import DeviceError
 from ninfer.contract.sampling import SamplingParams
 from ninfer.contract.units import RowOutput, UnitRow
+from ninfer.ops import device_sampling
 from ninfer.program.executors.cuda import CudaExecutor
 from tests.helpers import executor_driver as driver
 from tests.helpers.fake_cuda import FakeCuda
@@ -83,6 +84,47 @@ async def test_a_step_that_was_expected_runs_once_and_gives_its_results() -> Non
         tokens = await talk.step()
         assert tokens == ([7, 8, 9] if expected == 3 else list(range(7 + expected, 10 + expected)))
         assert talk.num_replayed == num_replayed
+
+
+def inputs_of(talk: Conversation, rows: Sequence[UnitRow]) -> list[list[int]]:
+    """What the device last got for a step of `rows`, and where each token's draw stands."""
+    unit = talk.executor.workspace.decode_inputs.tensors(len(rows), len(rows))
+    arrays = (
+        unit.token_ids, unit.ordinals, unit.column_rows, unit.rope_positions, unit.row_starts,
+        unit.read_slots, unit.write_slots,
+    )  # fmt: skip
+    sampling = talk.cuda.launches(talk.executor.graphs.of(len(rows)))[-1]
+    size = len(rows) * device_sampling.ROW.itemsize
+    described = talk.cuda.memory(int(sampling.arguments["rows"]), size).view(device_sampling.ROW)
+    return [
+        *(talk.cuda.read(array).reshape(-1).tolist() for array in arrays),
+        described["position"].tolist(),
+        described["seed"].tolist(),
+    ]
+
+
+@pytest.mark.parametrize("has_positions", [False, True])
+@pytest.mark.parametrize("between", ["nothing", "a prompt", "a sampled prompt", "fewer rows"])
+async def test_inputs_moved_on_are_those_written_anew(has_positions: bool, between: str) -> None:
+    ahead, anew = Conversation(), Conversation()
+    indices = [2, 1] if between == "fewer rows" else [0, 1, 2]
+    for talk in (ahead, anew):
+        if has_positions:
+            talk.targets[1].positions = np.full((3, 5), 2, np.int32)
+            talk.targets[1].rope_delta = -2
+        goes_on = talk is ahead
+        await talk.step(goes_on=goes_on)
+        await talk.step(goes_on=goes_on)
+        if between.endswith("prompt"):
+            row = driver.sequence(7).row([1] * 3, samples=between.startswith("a sampled"))
+            await talk.executor.prefill(row)
+        talk.choose([7 + index for index in indices])
+        await talk.step(indices, goes_on=goes_on)
+        if talk is anew:
+            await talk.step(indices, goes_on=False)
+    rows = anew.rows(indices)
+    assert ahead.num_replayed == anew.num_replayed == 4
+    assert inputs_of(ahead, rows) == inputs_of(anew, rows)
 
 
 async def test_some_of_the_rows_in_any_order_are_served_too() -> None:
