@@ -28,6 +28,7 @@
 namespace {
 
 constexpr int kMaxStages = 12;
+constexpr int kUnitsAhead = 4;  // of a piece's end, when what the end needs is asked for
 constexpr u32 kEmpty = 0xffffffffu;  // no arithmetic yields this pattern
 
 template <class Format>
@@ -36,7 +37,7 @@ struct Shape {
   static constexpr int kConsumers = kWarps * 32;
   static constexpr int kThreads = kConsumers + 32;
   // Blocks whose registers fit a multiprocessor: two of one kernel, or of a kernel and the next.
-  static constexpr int kResident = __CUDA_ARCH__ >= 900 && Format::kWarpsPerPart == 1 ? 2 : 1;
+  static constexpr int kResident = __CUDA_ARCH__ == 900 && Format::kWarpsPerPart == 1 ? 2 : 1;
 };
 
 enum Epilogue : int { kStoreBf16 = 0, kStoreFloat = 1, kAddResidual = 2, kSwiglu = 3 };
@@ -51,8 +52,6 @@ struct LinearParams {
   float* square_sums;       // out [T, N / 32] f32 or null: of the rounded y, by strip
   const float* x_square_sums;  // in [T, num_square_sums] f32 or null: normalise x with them
   const u16* norm_weight;   // [K] bf16
-  const u8* next_weights;   // image of a later launch or null
-  u64 next_bytes;
   int rows;                 // N
   int columns;              // K
   int tokens;               // T
@@ -69,10 +68,8 @@ struct LinearParams {
   float norm_eps;
   float norm_offset;        // added to norm_weight
   int lookahead;            // units beyond the first ring that are called into the L2 at the start
-  int next_units, next_blocks, next_unit_bytes;  // how the later launch splits its image
-  int next_count;           // units of each of its blocks to call into the L2
 };
-static_assert(sizeof(LinearParams) == 168, "ninfer/ops/linear_small_t.py mirrors this struct");
+static_assert(sizeof(LinearParams) == 136, "ninfer/ops/linear_small_t.py mirrors this struct");
 
 // Position in the ring; the parity flips at every wrap.
 struct RingPosition {
@@ -144,21 +141,6 @@ struct Image {
   }
 };
 
-// Calls the first units of every block of a later launch into the L2. At the end of a block's own
-// stream: then memory would idle until the next kernel is under way.
-__device__ void call_next_weights(const LinearParams& p) {
-  const u64 step = p.next_unit_bytes;
-#pragma unroll 1
-  for (u32 block = blockIdx.x; block < static_cast<u32>(p.next_blocks); block += gridDim.x) {
-    u64 at = block * static_cast<u32>(p.next_units) / p.next_blocks * step;
-    const u64 end = min(at + p.next_count * step, p.next_bytes);
-#pragma unroll 1
-    for (; at < end; at += step) {
-      prefetch_global(p.next_weights + at, static_cast<u32>(min(step, end - at)));
-    }
-  }
-}
-
 // Streams units into the ring. What lies just behind the first ring is called into the L2, so that
 // memory stays busy while the block waits for the kernel before it.
 template <class Format>
@@ -179,7 +161,6 @@ __device__ void fill_ring(const LinearParams& p, const SharedLayout& shared, int
                 shared.full + at.stage * 8, policy, lane);
     at.advance(p.stages);
   }
-  if (p.next_weights != nullptr && lane == 0) call_next_weights(p);
 }
 
 template <class Format>
@@ -273,7 +254,7 @@ __device__ void copy_window(const LinearParams& p, u32 window, u32 pitch, const 
 template <class Format, int kTiles>
 __device__ void normalise_window(const LinearParams& p, u32 scales, u32 window, u32 pitch,
                                  const WindowRange& range, int thread) {
-  constexpr int kColumnGroup = kTiles == 1 ? 2 : 1;
+  constexpr int kColumnGroup = kTiles == 1 && Format::kPartColumns < 128 ? 2 : 1;
   const int total = range.vectors * ((p.tokens + kColumnGroup - 1) / kColumnGroup);
 #pragma unroll 1
   for (int i = thread, v = thread, t = 0; i < total; i += Shape<Format>::kConsumers, v += Shape<Format>::kConsumers) {
@@ -323,11 +304,6 @@ struct Strip {
   int index, lane;
   __device__ __forceinline__ int first_row() const { return index * kStripRows; }
 };
-
-// y may be the residual: a lane reads its elements before it writes them.
-__device__ __forceinline__ u16 load_residual(const u16* from) {
-  return __ldcg(from);
-}
 
 __device__ __forceinline__ float silu(float gate) { return gate / (1.f + __expf(-gate)); }
 
@@ -389,33 +365,24 @@ __device__ __forceinline__ void store_float(const LinearParams& p, const Strip& 
   }
 }
 
-// A lane's share of the residual of a strip, zeros without one.
-template <int kTiles>
-struct Residual {
-  u16 at[kTiles][2][4];
-
-  __device__ __forceinline__ void load(const LinearParams& p, const Strip& strip) {
+// The residual of a lane's rows in a column, if there is one.
+__device__ __forceinline__ void load_residual(const LinearParams& p, const Column& column, u32* values) {
+  if (p.epilogue != kAddResidual) return;
 #pragma unroll
-    for (int i = 0; i < kTiles * 2; ++i) {
-      const Column column(p, strip, i / 2, i % 2);
-      const bool is_real = p.epilogue == kAddResidual && column.t < p.tokens;
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        u16 value = 0;
-        if (is_real && column.row + r * 8 < p.rows) value = load_residual(p.residual + column.at + r * 8);
-        at[i / 2][i % 2][r] = value;
-      }
-    }
+  for (int r = 0; r < 4; ++r) {
+    const bool is_real = column.t < p.tokens && column.row + r * 8 < p.rows;
+    // y may be the residual: a lane reads its elements before it writes them.
+    values[r] = is_real ? __ldcg(p.residual + column.at + r * 8) : 0;
   }
-};
+}
 
 // One column as bf16, the residual added before the one rounding; returns the sum of squares.
 __device__ __forceinline__ float store_bf16(const LinearParams& p, const Column& column,
-                                            const u16 (&residual)[4], float (&values)[4]) {
+                                            const u32* residual, float (&values)[4]) {
   const int rows = p.rows - column.row;
   if (p.epilogue == kAddResidual) {
 #pragma unroll
-    for (int r = 0; r < 4; ++r) values[r] += bf16_to_float(residual[r]);
+    for (int r = 0; r < 4; ++r) values[r] += bf16_to_float(static_cast<u16>(residual[r]));
   }
   float squares = 0.f;
 #pragma unroll
@@ -429,8 +396,8 @@ __device__ __forceinline__ float store_bf16(const LinearParams& p, const Column&
 }
 
 template <int kTiles>
-__device__ __forceinline__ void store_rows(const LinearParams& p, const Strip& strip, const Residual<kTiles>& residual,
-                                           const Accumulators<kTiles>& sum) {
+__device__ __forceinline__ void store_rows(const LinearParams& p, const Strip& strip, u32 (&residual)[8],
+                                           bool has_residual, const Accumulators<kTiles>& sum) {
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
@@ -438,7 +405,9 @@ __device__ __forceinline__ void store_rows(const LinearParams& p, const Strip& s
       const Column column(p, strip, tile, i);
       float values[4], squares = 0.f;
       column_sums(sum, tile, i, values);
-      if (column.t < p.tokens) squares = store_bf16(p, column, residual.at[tile][i], values);
+      u32* own = residual + i * 4;
+      if (!has_residual) load_residual(p, column, own);
+      if (column.t < p.tokens) squares = store_bf16(p, column, own, values);
       if (p.square_sums == nullptr) continue;
       squares = row_group_sum(squares);
       const int strips = (p.rows + kStripRows - 1) / kStripRows;
@@ -467,7 +436,7 @@ __device__ __forceinline__ RowScales load_row_scales(const LinearParams& p, cons
 
 template <int kTiles>
 __device__ __forceinline__ void finish_strip(const LinearParams& p, const Strip& strip,
-                                             const RowScales& scales, const Residual<kTiles>& residual,
+                                             const RowScales& scales, u32 (&residual)[8], bool has_residual,
                                              Accumulators<kTiles>& sum) {
 #pragma unroll
   for (int i = 0; i < 2 * kTiles * 4; ++i) {
@@ -479,7 +448,7 @@ __device__ __forceinline__ void finish_strip(const LinearParams& p, const Strip&
   } else if (p.epilogue == kStoreFloat) {
     store_float(p, strip, sum);
   } else {
-    store_rows(p, strip, residual, sum);
+    store_rows(p, strip, residual, has_residual, sum);
   }
 }
 
@@ -531,22 +500,23 @@ __device__ __forceinline__ bool is_complete(uint4 v) {
   return v.x != kEmpty && v.y != kEmpty && v.z != kEmpty && v.w != kEmpty;
 }
 
-// Adds another thread block's sums of a strip, waiting for them. Their slot is left empty.
-template <int kTiles>
-__device__ __forceinline__ void take_strip(uint4* slot, Accumulators<kTiles>& sum) {
-  uint4 values[2 * kTiles];
-#pragma unroll
-  for (int i = 0; i < 2 * kTiles; ++i) values[i] = load_relaxed_16(slot + i * 32);
-#pragma unroll
-  for (int i = 0; i < 2 * kTiles; ++i) {
-    for (u32 polls = 0; !is_complete(values[i]); ++polls) {
-      if (polls == kMaxPolls) __trap();
-      values[i] = load_relaxed_16(slot + i * 32);
-    }
-    add_fragment(sum.at[i / kTiles][i % kTiles], values[i]);
-    store_relaxed_16(slot + i * 32, make_uint4(kEmpty, kEmpty, kEmpty, kEmpty));
+// A thread block's units of one row block.
+struct Piece {
+  int row_block, begin, end;
+  int block_begin, block_end;
+  int strips;
+
+  __device__ __forceinline__ Piece(const LinearParams& p, int unit, int stretch_end)
+      : row_block(unit / p.units_per_block),
+        begin(unit),
+        block_begin(row_block * p.units_per_block),
+        block_end(block_begin + p.units_per_block),
+        strips(row_block == p.row_blocks - 1 ? p.last_strips : p.strips_per_block) {
+    end = min(stretch_end, block_end);
   }
-}
+  // Whether it begins its row block: then its sums end here.
+  __device__ __forceinline__ bool is_first() const { return begin == block_begin; }
+};
 
 // A consumer's place among those of its block.
 template <class Format>
@@ -563,62 +533,95 @@ struct Consumer {
         slices(kPartsPerUnit / p.strips_per_block) {}
   // Whether the warp gets the sums of one of `strips` strips.
   __device__ __forceinline__ bool is_finisher(int strips) const { return slice + half == 0 && strip < strips; }
-};
-
-// A thread block's units of one row block.
-struct Piece {
-  int row_block, begin, end;
-  int block_begin, block_end;
-  int strips;
-
-  __device__ __forceinline__ Piece(const LinearParams& p, int unit, int stretch_end)
-      : row_block(unit / p.units_per_block),
-        begin(unit),
-        block_begin(row_block * p.units_per_block),
-        block_end(block_begin + p.units_per_block),
-        strips(row_block == p.row_blocks - 1 ? p.last_strips : p.strips_per_block) {
-    end = min(stretch_end, block_end);
+  __device__ __forceinline__ Strip target(const LinearParams& p, const Piece& piece) const {
+    return Strip{piece.row_block * p.strips_per_block + strip, lane};
   }
 };
 
-// Sums of a piece to where they go: to y, or to the thread block that has the row block's first
-// piece. There the finisher of a strip asks for what it needs from memory, while the other warps of
-// the strip each fetch sums of other thread blocks; then they add up.
+// The end of a piece: its sums go to y, or to the thread block that has the row block's first piece.
+// There the finisher of a strip needs the residual, and the other warps of the strip each fetch sums
+// of other thread blocks. Both are asked for some units ahead and take the same registers.
 template <class Format, int kTiles>
-__device__ __forceinline__ void finish_piece(const LinearParams& p, int first_unit, int stretch_end, u32 scratch,
-                                             int thread, Accumulators<kTiles>& sum) {
-  const Piece piece(p, opaque(first_unit), stretch_end);
-  const Consumer<Format> me(p, thread);
-  const bool is_finisher = me.is_finisher(piece.strips), is_first = piece.begin == piece.block_begin;
-  const int slot = blockIdx.x + piece.row_block;
-  const Strip strip{piece.row_block * p.strips_per_block + me.strip, me.lane};
-  Residual<kTiles> residual;
+struct PieceEnd {
+  static constexpr bool kAsksAhead = kTiles == 1;  // more would not fit the registers
+
+  u32 asked[8];
   RowScales scales;
-  constexpr bool kAsksEarly = kTiles == 1;  // more would not fit the registers
-  if (kAsksEarly && is_finisher && is_first) {
-    residual.load(p, strip);
-    scales = load_row_scales<Format>(p, strip);
+
+  // A warp's share of what comes from other thread blocks: slots first, first + step, .. up to last.
+  struct Slots {
+    int first, step, last;
+
+    __device__ __forceinline__ Slots(const LinearParams& p, const Piece& piece, const Consumer<Format>& me) {
+      const int team = Shape<Format>::kWarps / p.strips_per_block, member = me.warp / p.strips_per_block;
+      const int slot = blockIdx.x + piece.row_block;
+      const bool takes = piece.is_first() && piece.end < piece.block_end && me.strip < piece.strips &&
+                         (member > 0 || team == 1);
+      const int others = takes ? block_of_unit(p, piece.block_end - 1) - static_cast<int>(blockIdx.x) : 0;
+      first = slot + max(member, 1), step = max(team - 1, 1), last = slot + others;
+    }
+  };
+
+  __device__ __forceinline__ void ask(const LinearParams& p, const Piece& piece, const Consumer<Format>& me) {
+    if (me.is_finisher(piece.strips) && piece.is_first()) {
+#pragma unroll
+      for (int i = 0; i < 2 * kTiles; ++i) load_residual(p, Column(p, me.target(p, piece), i / 2, i % 2), asked + 4 * i);
+      scales = load_row_scales<Format>(p, me.target(p, piece));
+    } else {
+      const Slots slots(p, piece, me);
+      if (slots.first <= slots.last) ask_slot(partial_of<kTiles>(p, slots.first, me.strip, me.lane), 0);
+    }
   }
-  const int team = Shape<Format>::kWarps / p.strips_per_block, member = me.warp / p.strips_per_block;
-  if (is_first && me.strip < piece.strips && (member > 0 || team == 1)) {
-    const int others = piece.end < piece.block_end ? block_of_unit(p, piece.block_end - 1) - blockIdx.x : 0;
+
+  __device__ __forceinline__ void finish(const LinearParams& p, const Piece& piece, const Consumer<Format>& me,
+                                         u32 scratch, Accumulators<kTiles>& sum) {
+    const bool is_finisher = me.is_finisher(piece.strips);
+    const Slots slots(p, piece, me);
 #pragma unroll 1
-    for (int i = max(member, 1); i <= others; i += max(team - 1, 1)) {
-      take_strip(partial_of<kTiles>(p, slot + i, me.strip, me.lane), sum);
+    for (int slot = slots.first; slot <= slots.last; slot += slots.step) {
+      uint4* from = partial_of<kTiles>(p, slot, me.strip, me.lane);
+#pragma unroll
+      for (int half = 0; half < kTiles; ++half) {
+        if (!kAsksAhead || is_finisher || slot > slots.first) ask_slot(from, half);
+        add_slot(from, half, sum);
+      }
+    }
+    const bool is_alone = Shape<Format>::kWarps == p.strips_per_block;
+    if (!is_alone) add_slices<Format>(p, scratch, me.warp, me.lane, sum);
+    if (!is_finisher) return;
+    if (piece.is_first()) {
+      if (!kAsksAhead) scales = load_row_scales<Format>(p, me.target(p, piece));
+      finish_strip(p, me.target(p, piece), scales, asked, kAsksAhead && !is_alone, sum);
+    } else {
+      give_strip(partial_of<kTiles>(p, blockIdx.x + piece.row_block, me.strip, me.lane), sum);
     }
   }
-  if (team > 1) add_slices<Format>(p, scratch, me.warp, me.lane, sum);
-  if (!is_finisher) return;
-  if (is_first) {
-    if (!kAsksEarly) {
-      residual.load(p, strip);
-      scales = load_row_scales<Format>(p, strip);
+
+ private:
+  // Half of a slot when there are two column tiles, else all of it.
+  __device__ __forceinline__ void ask_slot(const uint4* from, int half) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint4 v = load_relaxed_16(from + (2 * half + i) * 32);
+      asked[4 * i] = v.x, asked[4 * i + 1] = v.y, asked[4 * i + 2] = v.z, asked[4 * i + 3] = v.w;
     }
-    finish_strip(p, strip, scales, residual, sum);
-  } else {
-    give_strip(partial_of<kTiles>(p, slot, me.strip, me.lane), sum);
   }
-}
+
+  // Waits for what was asked for and adds it. The slot is left empty.
+  __device__ __forceinline__ void add_slot(uint4* from, int half, Accumulators<kTiles>& sum) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int fragment = 2 * half + i;
+      uint4 v = make_uint4(asked[4 * i], asked[4 * i + 1], asked[4 * i + 2], asked[4 * i + 3]);
+      for (u32 polls = 0; !is_complete(v); ++polls) {
+        if (polls == kMaxPolls) __trap();
+        v = load_relaxed_16(from + fragment * 32);
+      }
+      add_fragment(sum.at[fragment / kTiles][fragment % kTiles], v);
+      store_relaxed_16(from + fragment * 32, make_uint4(kEmpty, kEmpty, kEmpty, kEmpty));
+    }
+  }
+};
 
 // Constants of a piece's end, into the L2 while there is time.
 template <class Format>
@@ -673,9 +676,9 @@ struct Reader {
   }
 };
 
-// Multiplies `count` units that follow each other in the ring, kUnits at a time.
+// Multiplies units that follow each other in the ring, kUnits at a time, while `count` has so many.
 template <int kUnits, class Format, int kTiles>
-__device__ __forceinline__ void multiply_units(const SharedLayout& shared, RingPosition& at, int stages,
+__device__ __forceinline__ void multiply_groups(const SharedLayout& shared, RingPosition& at, int stages,
                                                Reader<Format, kTiles>& from, int& count, int lane,
                                                Accumulators<kTiles>& sum) {
 #pragma unroll 1
@@ -705,6 +708,16 @@ __device__ __forceinline__ void multiply_units(const SharedLayout& shared, RingP
 }
 
 template <class Format, int kTiles>
+__device__ __forceinline__ void multiply_units(const SharedLayout& shared, RingPosition& at, int stages,
+                                               Reader<Format, kTiles>& from, int count, int lane,
+                                               Accumulators<kTiles>& sum) {
+  if constexpr (__CUDA_ARCH__ >= 900 && kTiles == 1 && Format::kUnitsAtOnce > 1) {
+    multiply_groups<Format::kUnitsAtOnce>(shared, at, stages, from, count, lane, sum);
+  }
+  multiply_groups<1>(shared, at, stages, from, count, lane, sum);
+}
+
+template <class Format, int kTiles>
 __device__ __forceinline__ void consume_ring(const LinearParams& p, const SharedLayout& shared, int thread) {
   const Stretch mine(p);
   const u32 address = shared.window<Format, kTiles>(p);
@@ -718,6 +731,7 @@ __device__ __forceinline__ void consume_ring(const LinearParams& p, const Shared
     const int first = unit;
     const Piece piece(p, first, mine.end);
     prefetch_row_scales<Format>(p, piece, thread);
+    PieceEnd<Format, kTiles> end;
     Accumulators<kTiles> sum;
     sum.clear();
     if (window.is_whole) window.begin = piece.block_begin, window.end = piece.block_end;
@@ -726,16 +740,21 @@ __device__ __forceinline__ void consume_ring(const LinearParams& p, const Shared
       if (unit >= window.end) {
         move_window<Format, kTiles>(p, shared.scales(), address, window, piece, unit, mine.end, unit == mine.begin, thread);
       }
-      int count = min(piece.end, window.end) - unit;
+      const int count = min(piece.end, window.end) - unit;
       const Consumer<Format> me(p, opaque(thread));
       Reader<Format, kTiles> from(p, me, piece.strips, address, unit - window.begin);
       unit += count;
-      if constexpr (__CUDA_ARCH__ >= 900 && kTiles == 1 && Format::kUnitsAtOnce > 1) {
-        multiply_units<Format::kUnitsAtOnce>(shared, at, p.stages, from, count, me.lane, sum);
+      const bool is_end = end.kAsksAhead && unit == piece.end;
+      const int late = is_end ? min(count, kUnitsAhead) : 0;
+      multiply_units(shared, at, p.stages, from, count - late, me.lane, sum);
+      if (is_end) {
+        end.ask(p, Piece(p, first, mine.end), me);
+        multiply_units(shared, at, p.stages, from, late, me.lane, sum);
       }
-      multiply_units<1>(shared, at, p.stages, from, count, me.lane, sum);
     }
-    finish_piece<Format>(p, first, mine.end, shared.scratch(), opaque(thread), sum);
+    const Piece done(p, opaque(first), mine.end);
+    const Consumer<Format> me(p, opaque(thread));
+    end.finish(p, done, me, shared.scratch(), sum);
   }
 }
 

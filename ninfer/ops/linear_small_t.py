@@ -45,7 +45,6 @@ COLUMN_TILE: Final = 8
 _LEAST_STAGES: Final = 4
 _LONG_STRETCH_UNITS: Final = 20
 _LOOKAHEAD_UNITS: Final = 4
-NEXT_UNITS: Final = 2
 _UNITS_FOR_TWO_BLOCKS: Final = 8
 _BARRIER_BYTES: Final = 12 * 8 * 2 + 64
 _WARPS_PER_PART: Final = MappingProxyType(
@@ -62,14 +61,12 @@ _PARAMS: Final = np.dtype(
     [
         ("weights", "<u8"), ("x", "<u8"), ("y", "<u8"), ("residual", "<u8"), ("row_scale", "<u8"),
         ("partials", "<u8"), ("square_sums", "<u8"),
-        ("x_square_sums", "<u8"), ("norm_weight", "<u8"), ("next_weights", "<u8"),
-        ("next_bytes", "<u8"),
+        ("x_square_sums", "<u8"), ("norm_weight", "<u8"),
         ("rows", "<i4"), ("columns", "<i4"), ("tokens", "<i4"), ("x_stride", "<i4"),
         ("y_stride", "<i4"), ("units_per_block", "<i4"), ("row_blocks", "<i4"),
         ("strips_per_block", "<i4"), ("last_strips", "<i4"), ("stages", "<i4"), ("window", "<i4"),
         ("epilogue", "<i4"), ("num_square_sums", "<i4"), ("norm_eps", "<f4"),
-        ("norm_offset", "<f4"), ("lookahead", "<i4"), ("next_units", "<i4"),
-        ("next_blocks", "<i4"), ("next_unit_bytes", "<i4"), ("next_count", "<i4"),
+        ("norm_offset", "<f4"), ("lookahead", "<i4"),
     ]
 )  # fmt: skip
 
@@ -170,23 +167,22 @@ def threads(fmt: WeightFormat) -> int:
     return 32 * (_consumers(fmt) + 1)
 
 
-def shape_ring(
-    plan: LinearPlan, tokens: int, limits: DeviceLimits, *, is_called: bool = False
-) -> RingShape:
+def shape_ring(plan: LinearPlan, tokens: int, limits: DeviceLimits) -> RingShape:
     """How launches of this plan use shared memory; measured, see bench/results/NOTES.md.
 
-    Long stretches take all of a multiprocessor and look ahead, unless an earlier launch called
-    their beginnings (`is_called`); short ones leave room for the next kernel of a chain, if their
-    part of x fits; two blocks of one kernel share with shallow rings.
+    Long stretches take all of a multiprocessor, and of bf16 look ahead; short ones of few warps
+    leave room for the next kernel of a chain, if their part of x fits; two blocks of one kernel
+    share with shallow rings.
     """
     if plan.thread_blocks > limits.num_multiprocessors:
         return fit_ring(plan, tokens, limits, resident_blocks=2, max_stages=3, lookahead=0)
     is_long = plan.max_units >= _LONG_STRETCH_UNITS
-    if not is_long and _can_share(limits):
+    if not is_long and _WARPS_PER_PART[plan.layout.format] == 1 and _can_share(limits):
         ring = fit_ring(plan, tokens, limits, resident_blocks=2, max_stages=6, lookahead=0)
         if ring.window >= _needed_window(plan):
             return ring
-    lookahead = _LOOKAHEAD_UNITS if is_long and not is_called else 0
+    looks_ahead = is_long and plan.layout.format is WeightFormat.BF16
+    lookahead = _LOOKAHEAD_UNITS if looks_ahead else 0
     return fit_ring(plan, tokens, limits, resident_blocks=1, max_stages=8, lookahead=lookahead)
 
 
@@ -242,17 +238,12 @@ def launch(
     square_sums: DeviceArray | None = None,
     norm: InputNorm | None = None,
     is_chained: bool = False,
-    next_weight: PackedLinear | None = None,
-    next_units: int = NEXT_UNITS,
     ring: RingShape | None = None,
 ) -> None:
     """Queue y on `stream`; returns before it has run.
 
     is_chained   may start while the kernel ahead of it in the stream still runs (weights are
                  constants; everything else waits for it)
-    next_weight  what a later launch of the stream reads: its beginnings, next_units units a block,
-                 are called into the L2 when this launch has no more to read itself; in a chain
-                 where all do so, this launch's own were called by an earlier one
     ring         for measurements; by default what shape_ring says
     """
     layout = weight.plan.layout
@@ -262,8 +253,7 @@ def launch(
         fail(_OP, f"x has shape {source.shape} for {layout.columns} columns, T up to {MAX_TOKENS}")
     if source.row_stride % 8 or source.address % 16:
         fail(_OP, "the rows of x are not aligned to 16 bytes")
-    is_called = next_weight is not None
-    shape = ring or shape_ring(weight.plan, tokens, kernels.limits, is_called=is_called)
+    shape = ring or shape_ring(weight.plan, tokens, kernels.limits)
     params = np.zeros((), _PARAMS)
     params["x"], params["tokens"], params["x_stride"] = source.address, tokens, source.row_stride
     params["stages"], params["window"] = shape.stages, shape.window
@@ -280,8 +270,6 @@ def launch(
         params["square_sums"] = strips.address
     if norm is not None:
         _set_norm(params, layout, tokens, norm)
-    if next_weight is not None:
-        _set_next_weight(params, next_weight, next_units)
     tiles = -(-tokens // COLUMN_TILE)
     entry = f"linear_small_t_{layout.format.value}_{tiles * COLUMN_TILE}"
     function = kernels.function("linear_small_t", entry)
@@ -339,16 +327,6 @@ def _set_weight(params: NDArray[np.void], weight: PackedLinear) -> None:
     params["units_per_block"], params["row_blocks"] = layout.units_per_block, layout.row_blocks
     params["strips_per_block"] = layout.strips_per_block
     params["last_strips"] = layout.last_strips
-
-
-def _set_next_weight(params: NDArray[np.void], weight: PackedLinear, units: int) -> None:
-    layout = weight.plan.layout
-    image = view_of(_OP, "next_weight.image", weight.image, "uint8", 1)
-    _require_shape("next_weight.image", image, (layout.image_bytes,))
-    params["next_weights"], params["next_bytes"] = image.address, layout.image_bytes
-    params["next_units"], params["next_blocks"] = layout.units, weight.plan.thread_blocks
-    params["next_unit_bytes"] = layout.format.unit_bytes()
-    params["next_count"] = min(units, weight.plan.max_units)
 
 
 def _set_output(

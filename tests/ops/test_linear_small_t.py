@@ -44,7 +44,7 @@ class FakeKernels:
         entries = {
             f"linear_small_t_{fmt.value}_{tile}" for fmt in WeightFormat for tile in (8, 16)
         } | {f"linear_pack_{fmt.value}" for fmt in WeightFormat}
-        self.driver = FakeDriver(frozenset(entries), argument_bytes=168)
+        self.driver = FakeDriver(frozenset(entries), argument_bytes=136)
         self.limits = limits
 
     def function(self, name: str, entry: str) -> Any:
@@ -171,17 +171,6 @@ def test_optional_operands_reach_the_kernel() -> None:
     assert (params["x_square_sums"], params["norm_weight"]) == (0x50000, 0x60000)
     assert (params["num_square_sums"], params["norm_offset"]) == (128, 1.0)
     assert params["epilogue"] == Epilogue.ADD_RESIDUAL.value
-
-
-def test_the_weight_that_comes_next_reaches_the_kernel() -> None:
-    kernels, following = FakeKernels(), make_weight(WeightFormat.NVFP4)
-    launch(kernels, make_weight(), next_weight=following, next_units=1000)
-    params = np.frombuffer(kernels.driver.launches[0].arguments, linear_small_t._PARAMS)[0]
-    layout = following.plan.layout
-    assert (params["next_weights"], params["next_bytes"]) == (0x2000, layout.image_bytes)
-    assert (params["next_units"], params["next_unit_bytes"]) == (layout.units, 18432)
-    assert params["next_blocks"] == following.plan.thread_blocks
-    assert params["next_count"] == following.plan.max_units
 
 
 @pytest.mark.parametrize(

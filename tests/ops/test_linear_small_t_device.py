@@ -319,7 +319,6 @@ def test_a_captured_chain_gives_the_bits_of_single_launches(
             device.kernels, packed, states[index], states[index + 1], workspace=workspace,
             stream=device.stream.ptr, square_sums=sums[index + 1],
             norm=InputNorm(sums[index], gain, 1e-6, 0.0), is_chained=chained,
-            next_weight=packed if chained else None, next_units=index,
         )  # fmt: skip
 
     for index in range(links):

@@ -54,7 +54,7 @@ class AttentionMixer:
 
     def queue_small(self, hidden: DeviceTensor, unit: UnitTensors) -> None:
         qkv, q, y = self._outputs(hidden.shape[0])
-        self._products.small(self._qkv_proj, hidden, qkv, norm=self._norm, then=self._o_proj)
+        self._products.small(self._qkv_proj, hidden, qkv, norm=self._norm)
         self._queue_prepare(qkv, q, unit)
         paged_attention_decode.launch(
             self._driver.kernels,

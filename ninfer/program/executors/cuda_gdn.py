@@ -55,9 +55,7 @@ class GdnMixer:
 
     def queue_small(self, hidden: DeviceTensor, unit: UnitTensors) -> None:
         projection, y = self._outputs(hidden.shape[0])
-        self._products.small(
-            self._in_proj, hidden, projection, norm=self._norm, then=self._out_proj
-        )
+        self._products.small(self._in_proj, hidden, projection, norm=self._norm)
         self._queue_steps(projection, y, unit)
         self._products.small(self._out_proj, y, hidden, epilogue=Epilogue.ADD_RESIDUAL)
 

@@ -42,7 +42,6 @@ class DenseMlp:
         self._products.small(
             f"{self._prefix}.mlp.gate_up", hidden, inner,
             norm=f"{self._prefix}.post_norm", epilogue=Epilogue.SWIGLU,
-            then=f"{self._prefix}.mlp.down_proj",
         )  # fmt: skip
         self._products.small(
             f"{self._prefix}.mlp.down_proj", inner, hidden, epilogue=Epilogue.ADD_RESIDUAL

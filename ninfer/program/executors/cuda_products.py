@@ -31,12 +31,9 @@ class Products:
         *,
         norm: str | None = None,
         epilogue: Epilogue = Epilogue.STORE_BF16,
-        then: str | None = None,
     ) -> None:
         """y = epilogue(W x), with RMSNorm of x in front when `norm` names its weight. A residual
-        is y itself; its square sums are left for the next norm. `then` names the object whose
-        product comes next, if it is known."""
-        following = None if then is None else self._weights.linears[then][0].linear
+        is y itself; its square sums are left for the next norm."""
         for first in range(0, x.shape[0], SMALL_TOKENS):
             last = min(first + SMALL_TOKENS, x.shape[0])
             sums = self._buffers.square_sums.rows(first, last)
@@ -55,7 +52,6 @@ class Products:
                     square_sums=sums if adds else None,
                     norm=None if norm is None else self.input_norm(norm, sums),
                     is_chained=True,
-                    next_weight=following,
                 )
 
     def large(self, name: str, x: DeviceTensor, y: DeviceTensor, *, adds: bool = False) -> None:
