@@ -196,7 +196,7 @@ def _measure_many(
     pairs = SortedPairs(
         cp.empty(pairs_count, cp.int32), cp.empty(pairs_count, cp.int32),
         cp.empty(EXPERTS + 1, cp.int32),
-        cp.empty((moe_pairs.max_tiles(pairs_count, EXPERTS), 2), cp.int32),
+        cp.empty((moe_pairs.max_tiles(pairs_count, EXPERTS), 4), cp.int32),
         cp.empty(1, cp.int32), cp.empty(moe_pairs.num_counts(pairs_count, EXPERTS), cp.int32),
     )  # fmt: skip
     routed = cp.empty((pairs_count, HIDDEN), cp.uint16)

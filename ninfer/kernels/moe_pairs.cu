@@ -26,7 +26,7 @@ struct PairParams {
   int* positions;         // [P] sorted position of a pair
   int* sorted_tokens;     // [P] pair / k
   int* offsets;           // [E + 1] first sorted position of an expert
-  int2* tiles;            // {expert, first sorted position}
+  int4* tiles;            // {expert, first sorted position, positions, 0}
   int* num_tiles;
   int num_pairs, experts_per_token, num_experts, padding;
 };
