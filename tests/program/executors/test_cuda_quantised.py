@@ -37,8 +37,8 @@ CASES = (*DENSE_CASES, "qwen3-moe", "qwen3_5-moe")
 OPTIONS = dataclasses.replace(SMALL_OPTIONS, weights="auto")
 STEPS = 6
 ROUTER_NOISE = 0.15
-"""As that of the goldens, for nine models in place of one: where the float32 reference rounds weights,
-activations and products to bf16, its choices lag by up to 0.123 (qwen3_5-moe, NVFP4, 64 tokens)."""
+"""As that of the goldens, for nine models in place of one: where the float32 reference rounds
+weights, activations and products to bf16, its choices lag by up to 0.123 (qwen3_5-moe in NVFP4)."""
 
 
 @dataclasses.dataclass(frozen=True)
