@@ -103,8 +103,9 @@ class Program(Protocol):
         """Start one step for rows whose prompt is done, each with its newest accepted token.
 
         goes_on   the next unit is likely to be a step of these rows or some of them, so that it may
-                  be started before it is asked for. Such a unit is committed once it was completed,
-                  never aborted: the states its rows had before it may be gone.
+                  be started before it is asked for, and the pages it needs are reserved if they are
+                  to be had. Such a unit is committed once it was completed, never aborted: the
+                  states its rows had before it may be gone.
         """
 
     async def complete(self, batch: PendingBatch) -> None:

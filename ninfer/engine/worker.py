@@ -249,7 +249,7 @@ class Worker:
         )
         if not records:
             return None
-        goes_on = not self._scheduler.has_prompts and any(map(_may_go_on, records))
+        goes_on = not self._scheduler.has_prompts and all(map(_may_go_on, records))
         handles = [record.resident for record in records]
         return _Unit(self._program.launch_decode(handles, goes_on=goes_on), records, True)
 

@@ -116,15 +116,10 @@ class ModelProgram:
         sequence = self._extensible_sequence(handle, num_tokens)
         if sequence.provisional_slot is None and self._states.num_free == 0:
             return False
-        lane, num_pages = handle.lane, self.pages_needed(sequence.frontier + num_tokens)
-        num_before = self._pages.num_reserved(lane)
-        added = self._pages.reserve(lane, num_pages)
-        if added is None:
+        if not self._reserve_pages(sequence, sequence.frontier + num_tokens):
             return False
-        if added:
-            sequence.page_table[num_before : num_before + len(added)] = added
         if sequence.provisional_slot is None:
-            sequence.provisional_slot = self._states.acquire(lane)
+            sequence.provisional_slot = self._states.acquire(handle.lane)
         return True
 
     def launch_prefill(self, handle: SequenceHandle, num_tokens: int) -> PendingBatch:
@@ -146,7 +141,7 @@ class ModelProgram:
             raise InvariantError(f"a decode batch of {len(handles)} rows, some of them twice")
         sequences = tuple(self._launchable_decode(handle) for handle in handles)
         rows = tuple(
-            sequence.decode_row(self.pages_needed(sequence.frontier + 1)) for sequence in sequences
+            sequence.decode_row(self._pages_to_show(sequence, goes_on)) for sequence in sequences
         )
         return self._launch(UnitKind.DECODE, sequences, rows, goes_on=goes_on)
 
@@ -254,6 +249,29 @@ class ModelProgram:
             self._release_sequence(sequence)
         self._is_closed = True
         self._executor.close()
+
+    def _reserve_pages(self, sequence: SequenceRecord, num_tokens: int) -> bool:
+        """Pages for so many tokens, or False and nothing changed."""
+        lane = sequence.handle.lane
+        num_before = self._pages.num_reserved(lane)
+        added = self._pages.reserve(lane, self.pages_needed(num_tokens))
+        if added is None:
+            return False
+        if added:
+            sequence.page_table[num_before : num_before + len(added)] = added
+        return True
+
+    def _pages_to_show(self, sequence: SequenceRecord, goes_on: bool) -> int:
+        """Pages of a decode row: those of its input and, if it goes on and they are to be had, of
+        the input behind it."""
+        stop = sequence.frontier + 1
+        if (
+            goes_on
+            and stop < self._capacity.max_context
+            and self._reserve_pages(sequence, stop + 1)
+        ):
+            stop += 1
+        return self.pages_needed(stop)
 
     def _sequence(self, handle: SequenceHandle) -> SequenceRecord:
         self._lanes.verify(handle)
@@ -369,12 +387,13 @@ class ModelProgram:
     def _advance(self, sequence: SequenceRecord, row: UnitRow) -> None:
         """Make what the unit wrote for this row the sequence's State and KV."""
         lane = sequence.handle.lane
-        self._pages.commit(lane, row.page_table.shape[0])
+        frontier = row.start + row.token_ids.shape[0]
+        self._pages.commit(lane, self.pages_needed(frontier))
         if sequence.slot != ROOT_SLOT:
             self._states.release(lane, sequence.slot)
         sequence.slot = row.write_slot
         sequence.provisional_slot = None
-        sequence.frontier = row.start + row.token_ids.shape[0]
+        sequence.frontier = frontier
 
     def _settle(self, unit: _Unit[Any]) -> None:
         for sequence in unit.sequences:

@@ -158,6 +158,11 @@ class ProgramMachine(RuleBasedStateMachine):
             self.executor.faults[len(self.executor.calls)] = Fault(ending)
         handles = [model.handle for model in rows]
         batch = self.program.launch_decode(handles, goes_on=goes_on)
+        for model in rows if goes_on else ():
+            needed = -(-(model.frontier + 2) // 64)
+            num_free = CAPACITY.num_pages - sum(other.num_pages for other in self.models)
+            if model.frontier + 2 <= CAPACITY.max_context and needed - model.num_pages <= num_free:
+                model.num_pages = max(model.num_pages, needed)
         await self.settle(batch, rows, ending)
 
     async def settle(self, batch: PendingBatch, rows: list[Model], ending: Ending) -> None:

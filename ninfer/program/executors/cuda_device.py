@@ -170,12 +170,17 @@ class CudaDevice:
         return graph
 
     def replay(self, graph: Graph) -> None:
-        with self._checked("graph launch"):
+        # No context manager here and in `mark`: the device waits between two decode steps.
+        try:
             graph.launch(self._stream)
+        except RuntimeError as error:
+            raise _failure("graph launch", error) from error
 
     def mark(self) -> None:
-        with self._checked("event"):
+        try:
             self._event.record(self._stream)
+        except RuntimeError as error:
+            raise _failure("event", error) from error
 
     def has_passed(self) -> bool:
         status = int(self._runtime.eventQuery(self._event.ptr))
@@ -272,7 +277,11 @@ class CudaDevice:
             yield
         except RuntimeError as error:
             # What CuPy raises for the runtime, for cuBLAS and for captures has no nearer root.
-            raise DeviceError(f"cuda: {what} failed: {error}") from error
+            raise _failure(what, error) from error
+
+
+def _failure(what: str, error: RuntimeError) -> DeviceError:
+    return DeviceError(f"cuda: {what} failed: {error}")
 
 
 def _driver_loads() -> bool:

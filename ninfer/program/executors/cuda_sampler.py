@@ -59,6 +59,7 @@ class CudaSampler:
         self._tensors = tensors
         self._vocab_size = vocab_size
         self._host_rows = driver.allocate_pinned(tensors.rows.num_bytes)
+        self._positions: IntArray = self._host_rows.view(device_sampling.ROW)["position"]
         ids = driver.allocate_pinned(tensors.ids.num_bytes)
         values = driver.allocate_pinned(tensors.values.num_bytes)
         results = driver.allocate_pinned(tensors.results.num_bytes)
@@ -74,7 +75,7 @@ class CudaSampler:
         described = [sample.params for sample in samples]
         if self._described[: len(samples)] == described and all(map(is_plain, samples)):
             # The same requests a token later, as in most decode steps.
-            rows["position"][: len(samples)] = [sample.position for sample in samples]
+            self._positions[: len(samples)] = [sample.position for sample in samples]
             return
         self._described = described if all(map(is_plain, samples)) else []
         used = device_sampling.fill_rows(
@@ -86,8 +87,7 @@ class CudaSampler:
 
     def advance(self, num_rows: int) -> None:
         """The rows that were described last, all of them plain, a token later."""
-        rows: NDArray[np.void] = self._host_rows.view(device_sampling.ROW)
-        rows["position"][:num_rows] += 1
+        self._positions[:num_rows] += 1
 
     def queue_copy_in(self, num_rows: int) -> None:
         """Queue the copy of the rows' parameters; may be captured."""
