@@ -11,8 +11,6 @@ products, adding up.
 from __future__ import annotations
 
 import argparse
-import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -196,12 +194,11 @@ def _measure_many(
     pairs = SortedPairs(
         cp.empty(pairs_count, cp.int32), cp.empty(pairs_count, cp.int32),
         cp.empty(EXPERTS + 1, cp.int32),
-        cp.empty((moe_pairs.max_tiles(pairs_count, EXPERTS), 4), cp.int32),
+        cp.empty((moe_pairs.max_tiles(pairs_count, EXPERTS), 2), cp.int32),
         cp.empty(1, cp.int32), cp.empty(moe_pairs.num_counts(pairs_count, EXPERTS), cp.int32),
     )  # fmt: skip
+    inner = cp.empty((pairs_count, INNER), cp.uint16)
     routed = cp.empty((pairs_count, HIDDEN), cp.uint16)
-    num_bytes = moe_grouped.workspace_bytes(kernels.limits, pairs_count, EXPERTS, HIDDEN, INNER)
-    space = cp.empty(num_bytes, cp.uint8)
     shared, y = cp.zeros((tokens, HIDDEN), cp.uint16), cp.empty((tokens, HIDDEN), cp.uint16)
     ptr = stream.ptr
     gate = None if layer.shared_gate is None else SharedGate(x, layer.shared_gate, gates)
@@ -213,10 +210,20 @@ def _measure_many(
         )  # fmt: skip
         moe_pairs.launch(kernels, ids, pairs, EXPERTS, stream=ptr, is_chained=True)
 
-    def experts(_link: int, *, is_portable: bool = False) -> None:
+    def gate_up(_link: int) -> None:
         moe_grouped.launch(
-            kernels, layer.gate_up, layer.down, pairs, x, routed, workspace=space, stream=ptr,
-            is_chained=True, is_portable=is_portable,
+            kernels, layer.gate_up, pairs, x, inner, is_gated=True, stream=ptr, is_chained=True
+        )
+
+    def down(_link: int) -> None:
+        moe_grouped.launch(
+            kernels, layer.down, pairs, inner, routed, is_gated=False, stream=ptr, is_chained=True
+        )
+
+    def gate_up_portable(_link: int) -> None:
+        moe_grouped.launch(
+            kernels, layer.gate_up, pairs, x, inner, is_gated=True, stream=ptr, is_chained=True,
+            is_portable=True,
         )  # fmt: skip
 
     def combine(_link: int) -> None:
@@ -225,9 +232,9 @@ def _measure_many(
             shared=SharedOutput(shared, gates), stream=ptr, is_chained=True,
         )  # fmt: skip
 
-    steps: dict[str, Callable[[int], None]] = {
-        "sort": sort, "experts": experts, "combine": combine,
-        "experts, portable": functools.partial(experts, is_portable=True),
+    steps = {
+        "sort": sort, "gate_up": gate_up, "down": down, "combine": combine,
+        "gate_up portable": gate_up_portable,
     }  # fmt: skip
     for step in steps.values():
         step(0)
@@ -236,10 +243,11 @@ def _measure_many(
     rows = []
     for name, step in steps.items():
         timing = time_chain(cp, stream, step, items=4)
+        matrix = {"gate_up": layer.gate_up, "down": layer.down}.get(name.split()[0])
         flop = bytes_read = 0
-        if name.startswith("experts"):
-            flop = 2 * pairs_count * 3 * INNER * HIDDEN
-            bytes_read = in_use * sum(w.layout.image_bytes for w in (layer.gate_up, layer.down))
+        if matrix is not None:
+            flop = 2 * pairs_count * matrix.layout.rows * matrix.layout.columns
+            bytes_read = in_use * matrix.layout.image_bytes
         floor = max(flop / 790e12, bytes_read / read_rate) * 1e6
         case = f"{name} {layer.gate_up.layout.format.value} T={tokens}"
         print(

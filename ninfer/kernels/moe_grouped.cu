@@ -91,8 +91,9 @@ __device__ __forceinline__ void grouped(const GroupedParams& p) {
   wait_for_previous_kernel();
   const int row_tile = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (static_cast<int>(blockIdx.y) >= __ldcg(p.num_tiles)) return;
-  const int4 place = __ldcg(p.tiles + blockIdx.y);
-  const int expert = place.x, first = place.y, count = place.z;
+  const int2 place = __ldcg(p.tiles + blockIdx.y);
+  const int expert = place.x, first = place.y;
+  const int count = min(__ldcg(p.offsets + expert + 1) - first, kTileTokens);
   const int row_warp = warp % 2, column_warp = warp / 2;
   const bool has_work = column_warp * 32 < count;
   const u32 ring = shared_address(memory);

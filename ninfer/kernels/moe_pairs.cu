@@ -26,7 +26,7 @@ struct PairParams {
   int* positions;         // [P] sorted position of a pair
   int* sorted_tokens;     // [P] pair / k
   int* offsets;           // [E + 1] first sorted position of an expert
-  int4* tiles;            // {expert, first sorted position, positions, 0}
+  int2* tiles;            // {expert, first sorted position}
   int* num_tiles;
   int num_pairs, experts_per_token, num_experts, padding;
 };
@@ -80,9 +80,7 @@ __device__ __forceinline__ void list_tiles(const PairParams& p, const int (&tota
     const int expert = threadIdx.x * 2 + i;
     if (expert >= p.num_experts) break;
     p.offsets[expert] = start;
-    for (int done = 0; done < totals[i]; done += kTileTokens) {
-      p.tiles[at++] = make_int4(expert, start + done, min(totals[i] - done, kTileTokens), 0);
-    }
+    for (int done = 0; done < totals[i]; done += kTileTokens) p.tiles[at++] = make_int2(expert, start + done);
     start += totals[i];
   }
   if (threadIdx.x == 0) *p.num_tiles = all, p.offsets[p.num_experts] = p.num_pairs;

@@ -3,11 +3,11 @@
     positions[t * k + rank] = the pair's sorted position
     sorted_tokens[i] = the token of the pair at sorted position i
     offsets[e] = the first sorted position of expert e;  offsets[E] = P
-    tiles[j] = (expert, first sorted position, positions, 0): each expert's positions in runs of
-               TILE_TOKENS, the last one shorter, experts in order; num_tiles[0] of them
+    tiles[j] = (expert, first sorted position): each expert's positions in runs of TILE_TOKENS, the
+               last one shorter, experts in order; num_tiles[0] of them
 
 Shapes     expert_ids [T, k], P = T * k -> positions, sorted_tokens [P]; offsets [E + 1];
-           tiles [max_tiles(P, E), 4]; num_tiles [1]; counts [num_counts(P, E)]; E <= 512
+           tiles [max_tiles(P, E), 2]; num_tiles [1]; counts [num_counts(P, E)]; E <= 512
 Dtypes     int32
 Units      expert_ids in [0, E): data to the launch, as moe_router writes them
 Effects    writes every element of positions, sorted_tokens, offsets and num_tiles, and the tiles
@@ -80,7 +80,7 @@ def reference(
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     tokens = (order // expert_ids.shape[1]).astype(np.int32)
     tiles = [
-        (expert, first, min(TILE_TOKENS, offsets[expert + 1] - first), 0)
+        (expert, first)
         for expert in range(num_experts)
         for first in range(offsets[expert], offsets[expert + 1], TILE_TOKENS)
     ]
@@ -113,13 +113,11 @@ def launch(
         ("positions", (num_pairs,)),
         ("sorted_tokens", (num_pairs,)),
         ("offsets", (num_experts + 1,)),
-        ("tiles", (max_tiles(num_pairs, num_experts), 4)),
+        ("tiles", (max_tiles(num_pairs, num_experts), 2)),
         ("num_tiles", (1,)),
         ("counts", (num_counts(num_pairs, num_experts),)),
     ):
-        array = getattr(pairs, name)
-        alignment = 16 if name == "tiles" else 4
-        view = require_view(_OP, name, array, "int32", shape, alignment_bytes=alignment)
+        view = require_view(_OP, name, getattr(pairs, name), "int32", shape, alignment_bytes=8)
         params[name] = view.address
     blocks = (-(-num_pairs // _BLOCK_PAIRS), 1, 1)
     for entry, chained in (("moe_pairs_count", is_chained), ("moe_pairs_place", True)):

@@ -46,7 +46,7 @@ def shape_pairs(num_pairs: int, num_experts: int) -> SortedPairs:
     vector = ShapeOnly((num_pairs,), "int32")
     return SortedPairs(
         vector, vector, ShapeOnly((num_experts + 1,), "int32"),
-        ShapeOnly((moe_pairs.max_tiles(num_pairs, num_experts), 4), "int32"),
+        ShapeOnly((moe_pairs.max_tiles(num_pairs, num_experts), 2), "int32"),
         ShapeOnly((1,), "int32"),
         ShapeOnly((moe_pairs.num_counts(num_pairs, num_experts),), "int32"),
     )  # fmt: skip
@@ -81,56 +81,27 @@ def test_the_part_of_a_strip_is_where_the_kernel_looks(fmt: WeightFormat, strips
     np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
 
 
-def shape_experts(fmt: WeightFormat, rows: int, columns: int, strips: int = 0) -> ExpertWeights:
-    layout = ImageLayout.of(fmt, rows, columns)
-    if strips:
-        layout = ImageLayout(fmt, rows, columns, strips)
-    scales = ShapeOnly((256, rows), "float32") if fmt.has_row_scale else None
-    return ExpertWeights(layout, ShapeOnly((256, layout.image_bytes), "uint8"), scales)
-
-
-def queue_grouped(kernels: RecordingLibrary, gate_up: ExpertWeights, down: ExpertWeights) -> None:
-    num_bytes = moe_grouped.workspace_bytes(kernels.limits, 4096, 256, 2048, 512)
-    moe_grouped.launch(
-        kernels.library, gate_up, down, shape_pairs(4096, 256), ShapeOnly((512, 2048)),
-        ShapeOnly((4096, 2048)), workspace=ShapeOnly((num_bytes,), "uint8"), stream=0,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_grouped_products_elsewhere_have_a_block_for_every_tile(fmt: WeightFormat) -> None:
-    limits = dataclasses.replace(H200, architecture="sm_86", shared_bytes_per_block=99 * 1024)
+@pytest.mark.parametrize(("architecture", "kilobytes"), [("sm_86", 99), ("sm_90a", 227)])
+def test_every_tile_has_a_block_and_fits(
+    fmt: WeightFormat, architecture: str, kilobytes: int
+) -> None:
+    limits = dataclasses.replace(
+        H200, architecture=architecture, shared_bytes_per_block=kilobytes * 1024
+    )
     kernels = RecordingLibrary(limits)
-    queue_grouped(kernels, shape_experts(fmt, 1024, 2048), shape_experts(fmt, 2048, 512))
-    first, second = kernels.launches
-    assert first.grid == (8, 32 + 256, 1)
-    assert second.grid == (16, 32 + 256, 1)
-    assert first["y"] == second["x"]
-    assert first["rows"] != 0
-    assert second["rows"] == 0
-    assert first.arguments.dtype.itemsize == struct_bytes("moe_grouped", "GroupedParams")
-
-
-@pytest.mark.parametrize("fmt", FORMATS)
-def test_grouped_products_of_nine_zero_pass_images(fmt: WeightFormat) -> None:
-    kernels = RecordingLibrary()
-    queue_grouped(kernels, shape_experts(fmt, 1024, 2048), shape_experts(fmt, 2048, 512))
-    gather, first, second = kernels.launches
-    assert gather.grid == (8, 32 + 256, 1)
-    assert gather.arguments.dtype.itemsize == struct_bytes("moe_grouped_wgmma", "GatherParams")
-    assert first.grid == second.grid == (132, 1, 1)
-    assert gather["images"] == first["x"]
-    assert first["y"] - first["x"] == (32 + 256) * 32 * 16384
-    assert second["x"] == first["y"]
-    assert {gather["run"], first["y_run"]} == {16 if fmt is WeightFormat.NVFP4 else 8}
-    assert all(launch.options["shared_bytes"] <= 227 * 1024 for launch in (first, second))
-
-
-def test_a_layout_without_images_takes_the_kernels_of_other_architectures() -> None:
-    kernels = RecordingLibrary()
-    odd = shape_experts(WeightFormat.BF16, 1024, 2048, strips=8)
-    queue_grouped(kernels, odd, shape_experts(WeightFormat.BF16, 2048, 512))
-    assert {launch.family for launch in kernels.launches} == {"moe_grouped"}
+    layout = ImageLayout.of(fmt, 1024, 2048)
+    scales = ShapeOnly((256, 1024), "float32") if fmt.has_row_scale else None
+    weights = ExpertWeights(layout, ShapeOnly((256, layout.image_bytes), "uint8"), scales)
+    moe_grouped.launch(
+        kernels.library, weights, shape_pairs(4096, 256), ShapeOnly((512, 2048)),
+        ShapeOnly((4096, 512)), is_gated=True, stream=0,
+    )  # fmt: skip
+    launch = kernels.only()
+    assert launch.grid == (4 if architecture == "sm_90a" else 8, 32 + 256, 1)
+    assert launch["rows"] != 0
+    assert ("wgmma" in launch.family) == (architecture == "sm_90a")
+    assert launch.arguments.dtype.itemsize == struct_bytes("moe_grouped", "GroupedParams")
 
 
 def test_structs_of_router_pairs_and_combination() -> None:
@@ -158,24 +129,26 @@ def test_structs_of_router_pairs_and_combination() -> None:
 
 def test_wrong_arguments_are_refused() -> None:
     kernels = RecordingLibrary()
-    gate_up = shape_experts(WeightFormat.FP8_ROW, 1024, 2048)
-    down = shape_experts(WeightFormat.FP8_ROW, 2048, 512)
-    pairs, x, y = shape_pairs(40, 256), ShapeOnly((5, 2048)), ShapeOnly((40, 2048))
-    space = ShapeOnly((1 << 30,), "uint8")
-    calls: list[tuple[str, ExpertWeights, ShapeOnly, ShapeOnly, ShapeOnly]] = [
-        ("row scales", dataclasses.replace(down, row_scales=None), x, y, space),
-        ("x has shape", down, ShapeOnly((6, 2048)), y, space),
-        ("for x of 1024 columns", down, ShapeOnly((5, 1024)), y, space),
-        ("expected", gate_up, x, y, space),
-        ("y has shape", down, x, ShapeOnly((39, 2048)), space),
-        ("workspace has 4096 bytes", down, x, y, ShapeOnly((4096,), "uint8")),
+    layout = ImageLayout.of(WeightFormat.FP8_ROW, 64, 64)
+    images = ShapeOnly((4, layout.image_bytes), "uint8")
+    weights = ExpertWeights(layout, images, ShapeOnly((4, 64), "float32"))
+    odd = ExpertWeights(
+        ImageLayout.of(WeightFormat.BF16, 72, 64),
+        ShapeOnly((4, ImageLayout.of(WeightFormat.BF16, 72, 64).image_bytes), "uint8"),
+    )
+    pairs, y = shape_pairs(6, 4), ShapeOnly((6, 64))
+    calls: list[tuple[str, ExpertWeights, ShapeOnly, bool]] = [
+        ("row scales", ExpertWeights(layout, images), ShapeOnly((6, 64)), False),
+        ("x has shape", weights, ShapeOnly((3, 64)), False),
+        ("x has shape", weights, ShapeOnly((6, 128)), False),
+        ("y has shape", weights, ShapeOnly((3, 64)), True),
+        ("multiple of 16", odd, ShapeOnly((3, 64)), True),
     ]
-    for message, given_down, given_x, given_y, given_space in calls:
+    for message, given_weights, x, is_gated in calls:
         with pytest.raises(OpContractError, match=message):
             moe_grouped.launch(
-                kernels.library, gate_up, given_down, pairs, given_x, given_y,
-                workspace=given_space, stream=0,
-            )  # fmt: skip
+                kernels.library, given_weights, pairs, x, y, is_gated=is_gated, stream=0
+            )
     for logits, count in ((ShapeOnly((5, 520), "float32"), 8), (ShapeOnly((5, 4), "float32"), 5)):
         with pytest.raises(OpContractError, match="moe_router"):
             moe_router.launch(
@@ -191,13 +164,13 @@ def test_sorted_pairs_are_stable() -> None:
     assert positions.tolist() == [4, 1, 2, 0, 5, 3]
     assert tokens.tolist() == [1, 0, 1, 2, 0, 2]
     assert offsets.tolist() == [0, 1, 3, 4, 6, 6]
-    assert tiles.tolist() == [[0, 0, 1, 0], [1, 1, 2, 0], [2, 3, 1, 0], [3, 4, 2, 0]]
+    assert tiles.tolist() == [[0, 0], [1, 1], [2, 3], [3, 4]]
 
 
 def test_tiles_end_with_their_expert() -> None:
     ids = np.array([[0], [2]]).repeat([300, 128], axis=0)
     _, _, _, tiles = moe_pairs.reference(ids, 3)
-    assert tiles.tolist() == [[0, 0, 128, 0], [0, 128, 128, 0], [0, 256, 44, 0], [2, 300, 128, 0]]
+    assert tiles.tolist() == [[0, 0], [0, 128], [0, 256], [2, 300]]
     assert len(tiles) <= moe_pairs.max_tiles(428, 3)
 
 
@@ -213,7 +186,7 @@ def upload_pairs(device: Device, expert_ids: NDArray[Any], num_experts: int) -> 
     cp = device.cp
     positions, tokens, offsets, tiles = moe_pairs.reference(expert_ids, num_experts)
     most = moe_pairs.max_tiles(expert_ids.size, num_experts)
-    padded = np.full((most, 4), 0x5A5A5A5A, np.int32)
+    padded = np.full((most, 2), 0x5A5A5A5A, np.int32)
     padded[: len(tiles)] = tiles
     total, counts = np.array([len(tiles)], np.int32), np.empty(1, np.int32)
     return SortedPairs(*map(cp.asarray, (positions, tokens, offsets, padded, total, counts)))
@@ -281,7 +254,7 @@ def test_pairs_are_sorted_as_the_reference(
     num_pairs = tokens * count
     positions, sorted_tokens = (Fenced(cp, (num_pairs,), "int32") for _ in range(2))
     offsets, total = Fenced(cp, (num_experts + 1,), "int32"), Fenced(cp, (1,), "int32")
-    tiles = Fenced(cp, (moe_pairs.max_tiles(num_pairs, num_experts), 4), "int32")
+    tiles = Fenced(cp, (moe_pairs.max_tiles(num_pairs, num_experts), 2), "int32")
     counts = Fenced(cp, (moe_pairs.num_counts(num_pairs, num_experts),), "int32")
     pairs = SortedPairs(*(
         item.array for item in (positions, sorted_tokens, offsets, tiles, total, counts)
@@ -332,36 +305,26 @@ def lopsided_ids(tokens: int, num_experts: int, count: int) -> NDArray[np.int32]
 
 
 def run_grouped(
-    device: Device, gate_up: ExpertWeights, down: ExpertWeights, ids: NDArray[np.int32],
+    device: Device, weights: tuple[ExpertWeights, ExpertWeights], ids: NDArray[np.int32],
     x: NDArray[np.uint16], *, is_portable: bool,
-) -> NDArray[np.uint16]:  # fmt: skip
-    """y by pair; y and workspace poisoned and fenced."""
-    cp = device.cp
-    num_experts = gate_up.images.__cuda_array_interface__["shape"][0]
+) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:  # fmt: skip
+    """Inner values and results by pair; outputs poisoned and fenced."""
+    cp, stream = device.cp, device.stream.ptr
+    num_experts = weights[0].images.__cuda_array_interface__["shape"][0]
     pairs = upload_pairs(device, ids, num_experts)
-    hidden, inner = down.layout.rows, down.layout.columns
-    limits = device.kernels.limits
-    num_bytes = moe_grouped.workspace_bytes(limits, ids.size, num_experts, hidden, inner)
-    space, y = Fenced(cp, (num_bytes,), "uint8"), Fenced(cp, (ids.size, hidden), "uint16")
-    space.array[:] = 0xFF  # NaN to whoever reads what nobody wrote
+    inner = Fenced(cp, (ids.size, weights[1].layout.columns), "uint16")
+    y = Fenced(cp, (ids.size, weights[1].layout.rows), "uint16")
     moe_grouped.launch(
-        device.kernels, gate_up, down, pairs, cp.asarray(x), y.array, workspace=space.array,
-        stream=device.stream.ptr, is_portable=is_portable,
+        device.kernels, weights[0], pairs, cp.asarray(x), inner.array, is_gated=True,
+        stream=stream, is_portable=is_portable,
+    )  # fmt: skip
+    moe_grouped.launch(
+        device.kernels, weights[1], pairs, inner.array, y.array, is_gated=False, stream=stream,
+        is_chained=True, is_portable=is_portable,
     )  # fmt: skip
     device.stream.synchronize()
-    space.read()
-    result: NDArray[np.uint16] = y.read()
-    return result[moe_pairs.reference(ids, num_experts)[0]]
-
-
-def grouped_error(
-    gate_up: PackedWeight, down: PackedWeight, rows: NDArray[np.uint16], y: NDArray[np.uint16]
-) -> float:
-    """The largest relative error of a pair."""
-    inner = swiglu.reference(wide(rows) @ decoded(gate_up, is_gated=True).T)
-    want = wide(float_to_bf16(inner.astype(np.float32))) @ decoded(down, is_gated=False).T
-    errors = np.linalg.norm(wide(y) - want, axis=1) / np.linalg.norm(want, axis=1)
-    return float(errors.max())
+    positions = moe_pairs.reference(ids, num_experts)[0]
+    return inner.read()[positions], y.read()[positions]
 
 
 @pytest.mark.gpu
@@ -384,21 +347,25 @@ def test_grouped_products_match_float64(
     x = random_bf16((tokens, hidden), 3)
     x[7] = float_to_bf16((bf16_to_float(x[7]) * 1e4).astype(np.float32))
     weights = upload_experts(device, gate_up), upload_experts(device, down)
-
-    def run(rows: slice) -> NDArray[np.uint16]:
-        return run_grouped(device, *weights, ids[rows], x[rows], is_portable=is_portable)
-
-    y = run(slice(0, tokens))
-    for expert in np.unique(ids):
-        chosen = np.flatnonzero(ids.ravel() == expert)
-        error = grouped_error(gate_up[expert], down[expert], x[chosen // count], y[chosen])
-        assert error <= 6e-3, f"expert {expert}"
-    assert (run(slice(3, 14)) == y[3 * count : 14 * count]).all()
+    middle, y = run_grouped(device, weights, ids, x, is_portable=is_portable)
+    flat = ids.ravel()
+    for expert in np.unique(flat):
+        chosen = np.flatnonzero(flat == expert)
+        rows = wide(x[chosen // count])
+        want = swiglu.reference(rows @ decoded(gate_up[expert], is_gated=True).T)
+        got = wide(middle[chosen])
+        error = np.linalg.norm(got - want, axis=1) / np.linalg.norm(want, axis=1)
+        assert error.max() <= 6e-3
+        want = got @ decoded(down[expert], is_gated=False).T
+        error = np.linalg.norm(wide(y[chosen]) - want, axis=1) / np.linalg.norm(want, axis=1)
+        assert error.max() <= 4e-3
+    part_middle, part_y = run_grouped(device, weights, ids[3:14], x[3:14], is_portable=is_portable)
+    assert (part_middle == middle[3 * count : 14 * count]).all()
+    assert (part_y == y[3 * count : 14 * count]).all()
     x[5] = 0x7FC0
-    broken = run(slice(0, tokens))
+    _, broken = run_grouped(device, weights, ids, x, is_portable=is_portable)
     others = np.arange(ids.size) // count != 5
     assert (broken[others] == y[others]).all()
-    assert np.isnan(wide(broken[~others])).all()
 
 
 @pytest.mark.gpu
@@ -415,10 +382,12 @@ def test_grouped_products_read_every_layout(
     ids = np.array([[t % 2] for t in range(tokens)], np.int32)
     x = random_bf16((tokens, hidden), 3)
     weights = upload_experts(device, gate_up), upload_experts(device, down)
-    y = run_grouped(device, *weights, ids, x, is_portable=is_portable)
-    for expert in range(2):
-        chosen = slice(expert, None, 2)
-        assert grouped_error(gate_up[expert], down[expert], x[chosen], y[chosen]) <= 6e-3
+    middle, y = run_grouped(device, weights, ids, x, is_portable=is_portable)
+    for t in range(tokens):
+        want = swiglu.reference(wide(x[t : t + 1]) @ decoded(gate_up[t % 2], is_gated=True).T)[0]
+        assert np.linalg.norm(wide(middle[t]) - want) <= 6e-3 * np.linalg.norm(want)
+        want = decoded(down[t % 2], is_gated=False) @ wide(middle[t])
+        assert np.linalg.norm(wide(y[t]) - want) <= 4e-3 * np.linalg.norm(want)
 
 
 @pytest.mark.gpu

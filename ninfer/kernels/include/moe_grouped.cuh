@@ -17,16 +17,21 @@ struct Tiling {
   static constexpr int kThreads = kThreadCount, kRows = kRowCount, kStrips = kRowCount / 32;
 };
 
+constexpr int kStageColumns = 64;
+constexpr u32 kRowBytes = kStageColumns * 2;  // of x in a stage
+constexpr u32 kXBytes = kTileTokens * kRowBytes;
+
 struct GroupedParams {
   ExpertMatrix experts;
-  const u16* x;       // [rows, K] bf16, or images of it (moe_tiles.cuh)
-  u16* y;             // [P, N / 2] or [P, N] bf16, or images of it
-  const int* rows;    // [P] row of x of a sorted position, or null: the position
-  const int4* tiles;  // {expert, first sorted position, positions, 0}
+  const u16* x;          // [rows, K] bf16
+  u16* y;                // [P, N / 2] or [P, N] bf16
+  const int* rows;       // [P] row of x of a sorted position, or null: the position
+  const int* offsets;    // [E + 1]
+  const int2* tiles;     // {expert, first sorted position}
   const int* num_tiles;
-  int x_stride, y_run;  // columns of a lane's run in the matrix that takes images of y
+  int x_stride, padding;
 };
-static_assert(sizeof(GroupedParams) == 96, "ninfer/ops/moe_grouped.py mirrors this struct");
+static_assert(sizeof(GroupedParams) == 104, "ninfer/ops/moe_grouped.py mirrors this struct");
 
 // A strip's bytes in a stage, and how often a part's columns fill one.
 template <class Format, class Tiles>

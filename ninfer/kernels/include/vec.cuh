@@ -57,6 +57,13 @@ __device__ __forceinline__ void copy_shared_16(u32 address, const void* from, bo
                : "memory");
 }
 
+// The same for 4 bytes.
+__device__ __forceinline__ void copy_shared_4(u32 address, const void* from, bool is_real) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(from),
+               "r"(is_real ? 4 : 0)
+               : "memory");
+}
+
 // Asynchronous copy of 8 bytes into shared memory.
 __device__ __forceinline__ void copy_shared_8(u32 address, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(address), "l"(from) : "memory");

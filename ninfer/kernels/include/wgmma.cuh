@@ -14,35 +14,10 @@ __device__ __forceinline__ u64 wgmma_tile(u32 address, int slice) {
   return kSwizzle128 | kEightRows << 32 | kUnused << 16 | (address + slice * 32) / 16 % (1 << 14);
 }
 
-// A barrier's phase ends when one arrival (this one) and so many bytes have come.
-__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
+// Writes of this thread to shared memory are visible to the tensor cores behind the next barrier.
+__device__ __forceinline__ void wgmma_publish() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-#endif
-}
-
-// Copies a range (16-byte aligned addresses and size) from global memory; its bytes count at the
-// barrier.
-__device__ __forceinline__ void bulk_copy(u32 to, const u8* from, u32 bytes, u32 barrier) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-               "l"(from), "r"(bytes), "r"(barrier)
-               : "memory");
-#endif
-}
-
-// Registers a thread, for four warps that all call it; a multiple of 8.
-template <int kRegisters>
-__device__ __forceinline__ void take_registers() {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
-#endif
-}
-
-template <int kRegisters>
-__device__ __forceinline__ void give_registers() {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 

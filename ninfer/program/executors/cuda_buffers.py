@@ -16,7 +16,6 @@ from ninfer.ops import (
     gdn_device,
     gdn_prefill,
     linear_small_t,
-    moe_grouped,
     moe_pairs,
     paged_attention_decode,
 )
@@ -53,8 +52,7 @@ class MoeBuffers:
     expert_ids, weights   int32 and f32, flat, P
     positions, sorted_tokens, tiles, counts   int32, flat: what moe_pairs makes of P pairs
     offsets       int32 [E + 1]; num_tiles int32 [1]
-    inner         bf16, flat: inner values of SMALL_TOKENS tokens
-    grouped       bytes that the products of many tokens pass to each other
+    inner         bf16, flat, P * I
     routed        bf16, flat, P * C
     shared        bf16 [N, C]; shared_gate f32, flat, M
     """
@@ -70,7 +68,6 @@ class MoeBuffers:
     offsets: DeviceTensor
     num_tiles: DeviceTensor
     inner: DeviceTensor
-    grouped: DeviceTensor
     routed: DeviceTensor
     shared: DeviceTensor
     shared_gate: DeviceTensor
@@ -81,7 +78,7 @@ class MoeBuffers:
             positions=self.positions.as_shape(num_pairs),
             sorted_tokens=self.sorted_tokens.as_shape(num_pairs),
             offsets=self.offsets,
-            tiles=self.tiles.as_shape(moe_pairs.max_tiles(num_pairs, num_experts), 4),
+            tiles=self.tiles.as_shape(moe_pairs.max_tiles(num_pairs, num_experts), 2),
             num_tiles=self.num_tiles,
             counts=self.counts.as_shape(moe_pairs.num_counts(num_pairs, num_experts)),
         )
@@ -117,9 +114,7 @@ class UnitBuffers:
     moe: MoeBuffers | None
 
 
-def carve_moe_buffers(
-    arena: Arena, config: ModelConfig, sizes: UnitSizes, limits: DeviceLimits
-) -> MoeBuffers | None:
+def carve_moe_buffers(arena: Arena, config: ModelConfig, sizes: UnitSizes) -> MoeBuffers | None:
     """None for a model without experts."""
     moe = config.moe
     if moe is None:
@@ -127,9 +122,6 @@ def carve_moe_buffers(
     block_tokens = min(MOE_BLOCK_TOKENS, sizes.max_tokens)
     num_pairs = block_tokens * moe.experts_per_token
     pairs = (num_pairs,)
-    grouped = moe_grouped.workspace_bytes(
-        limits, num_pairs, moe.num_experts, config.hidden_size, moe.intermediate_size
-    )
     return MoeBuffers(
         block_tokens=block_tokens,
         logits=arena.take((sizes.max_tokens, moe.num_experts), "float32"),
@@ -137,12 +129,11 @@ def carve_moe_buffers(
         weights=arena.take(pairs, "float32"),
         positions=arena.take(pairs, "int32"),
         sorted_tokens=arena.take(pairs, "int32"),
-        tiles=arena.take((4 * moe_pairs.max_tiles(num_pairs, moe.num_experts),), "int32"),
+        tiles=arena.take((2 * moe_pairs.max_tiles(num_pairs, moe.num_experts),), "int32"),
         counts=arena.take((moe_pairs.num_counts(num_pairs, moe.num_experts),), "int32"),
         offsets=arena.take((moe.num_experts + 1,), "int32"),
         num_tiles=arena.take((1,), "int32"),
-        inner=arena.take((SMALL_TOKENS * moe.experts_per_token * moe.intermediate_size,), "uint16"),
-        grouped=arena.take((grouped,), "uint8"),
+        inner=arena.take((num_pairs * moe.intermediate_size,), "uint16"),
         routed=arena.take((num_pairs * config.hidden_size,), "uint16"),
         shared=arena.take((sizes.max_tokens, config.hidden_size), "uint16"),
         shared_gate=arena.take((block_tokens,), "float32"),
@@ -183,7 +174,7 @@ def carve_buffers(
         query=arena.take((sizes.max_tokens * att.num_heads * stored_dim(att.head_dim),), "uint16"),
         attention=arena.take((partial_results,), "float32"),
         scratch=arena.take((_scratch_bytes(config, sizes, limits),), "uint8"),
-        moe=carve_moe_buffers(arena, config, sizes, limits),
+        moe=carve_moe_buffers(arena, config, sizes),
     )
 
 

@@ -188,10 +188,15 @@ class MoeMlp:
         moe_pairs.launch(
             kernels, expert_ids, pairs, self._moe.num_experts, stream=stream, is_chained=True
         )
+        inner = buffers.inner.as_shape(tokens * count, self._moe.intermediate_size)
         routed = buffers.routed.as_shape(tokens * count, hidden.shape[1])
         moe_grouped.launch(
-            kernels, self._weights.gate_up, self._weights.down, pairs, part, routed,
-            workspace=buffers.grouped, stream=stream, is_chained=True,
+            kernels, self._weights.gate_up, pairs, part, inner, is_gated=True, stream=stream,
+            is_chained=True,
+        )  # fmt: skip
+        moe_grouped.launch(
+            kernels, self._weights.down, pairs, inner, routed, is_gated=False, stream=stream,
+            is_chained=True,
         )  # fmt: skip
         moe_combine.launch(
             kernels, routed, weights, target, target, positions=pairs.positions, shared=shared,
