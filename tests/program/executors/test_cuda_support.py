@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from ninfer.program.executors.cuda_support import unsupported_reason
 MOE = SYNTHETIC_MODELS["qwen3.5-35b-a3b"]
 
 
-def changed(**fields: int) -> ModelConfig:
+def changed(**fields: Any) -> ModelConfig:
     """The model with other sizes of its mixture of experts."""
     moe = MOE.moe
     assert isinstance(moe, MoeConfig)
