@@ -254,7 +254,7 @@ __device__ void copy_window(const LinearParams& p, u32 window, u32 pitch, const 
 template <class Format, int kTiles>
 __device__ void normalise_window(const LinearParams& p, u32 scales, u32 window, u32 pitch,
                                  const WindowRange& range, int thread) {
-  constexpr int kColumnGroup = kTiles == 1 && Format::kPartColumns < 128 ? 2 : 1;
+  constexpr int kColumnGroup = kTiles == 1 && Format::kWarpsPerPart > 1 ? 2 : 1;
   const int total = range.vectors * ((p.tokens + kColumnGroup - 1) / kColumnGroup);
 #pragma unroll 1
   for (int i = thread, v = thread, t = 0; i < total; i += Shape<Format>::kConsumers, v += Shape<Format>::kConsumers) {
@@ -676,45 +676,23 @@ struct Reader {
   }
 };
 
-// Multiplies units that follow each other in the ring, kUnits at a time, while `count` has so many.
-template <int kUnits, class Format, int kTiles>
-__device__ __forceinline__ void multiply_groups(const SharedLayout& shared, RingPosition& at, int stages,
-                                               Reader<Format, kTiles>& from, int& count, int lane,
-                                               Accumulators<kTiles>& sum) {
-#pragma unroll 1
-  for (; count >= kUnits; count -= kUnits) {
-    Part<Format> parts[kUnits];
-    u32 read[kUnits];
-#pragma unroll
-    for (int i = 0; i < kUnits; ++i) {
-      const u32 stage = shared.ring + at.stage * unit_bytes<Format>(kPartsPerUnit);
-      barrier_wait(shared.full + at.stage * 8, at.parity);
-      parts[i] = load_part<Format>(stage + from.weights, stage + from.slab);
-      read[i] = shared.empty() + at.stage * 8;
-      at.advance(stages);
-    }
-    __syncwarp();
-    if (lane == 0) {
-#pragma unroll
-      for (int i = 0; i < kUnits; ++i) barrier_arrive(read[i]);
-    }
-#pragma unroll
-    for (int i = 0; i < kUnits; ++i) {
-      multiply_part(sum, parts[i], from.columns);
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) from.columns[tile] += from.step;
-    }
-  }
-}
-
+// Multiplies `count` units that follow each other in the ring.
 template <class Format, int kTiles>
 __device__ __forceinline__ void multiply_units(const SharedLayout& shared, RingPosition& at, int stages,
                                                Reader<Format, kTiles>& from, int count, int lane,
                                                Accumulators<kTiles>& sum) {
-  if constexpr (__CUDA_ARCH__ >= 900 && kTiles == 1 && Format::kUnitsAtOnce > 1) {
-    multiply_groups<Format::kUnitsAtOnce>(shared, at, stages, from, count, lane, sum);
+#pragma unroll 1
+  for (; count > 0; --count) {
+    const u32 stage = shared.ring + at.stage * unit_bytes<Format>(kPartsPerUnit);
+    barrier_wait(shared.full + at.stage * 8, at.parity);
+    const Part<Format> part = load_part<Format>(stage + from.weights, stage + from.slab);
+    __syncwarp();
+    if (lane == 0) barrier_arrive(shared.empty() + at.stage * 8);
+    at.advance(stages);
+    multiply_part(sum, part, from.columns);
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) from.columns[tile] += from.step;
   }
-  multiply_groups<1>(shared, at, stages, from, count, lane, sum);
 }
 
 template <class Format, int kTiles>

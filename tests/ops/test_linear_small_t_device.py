@@ -194,6 +194,27 @@ def test_columns_match_float64_and_do_not_depend_on_their_number(
     assert (rounded == float_to_bf16(whole[:5])).all()
 
 
+@pytest.mark.parametrize("fmt", [WeightFormat.FP8_ROW, WeightFormat.FP8_BLOCK])
+def test_the_smallest_codes_count(device: Device, fmt: WeightFormat) -> None:
+    """e4m3 numbers without an implicit one, alone: next to larger ones nobody would miss them."""
+    rows, columns = 96, 1024
+    rng = np.random.default_rng(0)
+    codes = (rng.integers(1, 8, (rows, columns)) | rng.integers(0, 2, (rows, columns)) << 7).astype(
+        np.uint8
+    )
+    layout = ImageLayout.of(fmt, rows, columns)
+    ones = np.ones((rows, -(-columns // 128)), np.float32)
+    if fmt is WeightFormat.FP8_ROW:
+        image, scale = pack_fp8_row(codes, layout), np.ones(rows, np.float32)
+    else:
+        image, scale = pack_fp8_scaled_rows(codes, ones, layout), None
+    decoded = e4m3_to_float(codes).astype(np.float64)
+    packed = upload(device, Weight(layout, codes, None, scale, image, decoded))
+    x = random_x(3, columns)
+    want = linear_small_t.reference(bf16_to_float(x).astype(np.float64), decoded)
+    assert_near(run(device, packed, x, epilogue=Epilogue.STORE_FLOAT), want, 1e-4)
+
+
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_a_plan_that_cannot_be_resident_is_refused(device: Device, fmt: WeightFormat) -> None:
     packed = upload(device, make_weight(fmt, 4128, 2560))
