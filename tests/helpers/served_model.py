@@ -12,6 +12,7 @@ from ninfer.gateway.app import Gateway
 from ninfer.gateway.lifecycle import ServedModel
 from ninfer.gateway.server import open_listener
 from ninfer.options import EngineOptions, SamplingOptions, ServeOptions
+from tests.helpers.gateway_rig import PATIENT_LIMITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ async def served_demo_model(options: EngineOptions) -> AsyncIterator[RunningServ
     engine = make_engine(model, options)
     await engine.start()
     try:
-        gateway = Gateway(ServeOptions(), model.card)
+        gateway = Gateway(ServeOptions(), model.card, limits=PATIENT_LIMITS)
         gateway.attach(ServedModel(engine=engine, frontend=model.frontend, card=model.card))
         listener = await open_listener(gateway, "127.0.0.1", 0)
         try:
