@@ -130,6 +130,9 @@ class CudaExecutor:
                 step = None
             if step is None:
                 step = self._queue_step(rows)
+            elif may_go_on:
+                # These rows may show a page that the step ahead did not need.
+                self._workspace.decode_inputs.write_tables(rows)
             results = await self._results(step)
             if may_go_on:
                 self._go_on(rows, sampler.chosen(results, len(rows)))

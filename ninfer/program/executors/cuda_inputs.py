@@ -165,6 +165,10 @@ class UnitInputs:
             flat += part
         self._words[: len(flat)] = flat
         self._move = None
+        self.write_tables(rows)
+
+    def write_tables(self, rows: tuple[UnitRow, ...]) -> None:
+        """Copy the page tables that have changed, behind whatever is queued."""
         for index, row in enumerate(rows):
             self._write_table(index, row.page_table)
 

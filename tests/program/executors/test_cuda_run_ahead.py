@@ -216,6 +216,27 @@ async def test_a_prompt_that_takes_the_slot_of_a_row_spoils_its_results(is_score
     assert talk.num_replayed == 3
 
 
+async def test_a_page_shown_in_time_is_on_the_device_before_its_step() -> None:
+    talk = Conversation(2, frontier=60)
+    talk.targets[1].tokens += [0]
+    for num_steps in range(1, 10):
+        rows = tuple(
+            dataclasses.replace(row, page_table=target.pages[: -(-(row.start + 2) // 64)])
+            for row, target in zip(talk.rows(), talk.targets, strict=True)
+        )
+        await talk.executor.decode(rows, goes_on=True)
+        assert talk.num_replayed == num_steps + 1, "every step runs once, one of them ahead"
+        unit = talk.executor.workspace.decode_inputs.tensors(2, 2)
+        starts = talk.cuda.read(unit.ordinals).tolist()
+        assert starts == [row.start + 1 for row in rows]
+        tables = talk.cuda.read(unit.page_tables)
+        for index, (start, target) in enumerate(zip(starts, talk.targets, strict=True)):
+            count = start // 64 + 1
+            assert tables[index, :count].tolist() == target.pages[:count].tolist()
+            target.advance([talk.newest[index]])
+            talk.newest[index] = 7 + index
+
+
 @pytest.mark.parametrize("frontier", [62, 63, 64])
 async def test_a_step_into_a_page_that_is_not_there_waits(frontier: int) -> None:
     talk = Conversation(1, frontier=frontier)
