@@ -500,6 +500,9 @@ __device__ __forceinline__ bool is_complete(uint4 v) {
   return v.x != kEmpty && v.y != kEmpty && v.z != kEmpty && v.w != kEmpty;
 }
 
+// strips_per_block is a power of two.
+__device__ __forceinline__ int strip_shift(const LinearParams& p) { return __ffs(p.strips_per_block) - 1; }
+
 // A thread block's units of one row block.
 struct Piece {
   int row_block, begin, end;
@@ -507,7 +510,7 @@ struct Piece {
   int strips;
 
   __device__ __forceinline__ Piece(const LinearParams& p, int unit, int stretch_end)
-      : row_block(unit / p.units_per_block),
+      : row_block(static_cast<u32>(unit) / static_cast<u32>(p.units_per_block)),
         begin(unit),
         block_begin(row_block * p.units_per_block),
         block_end(block_begin + p.units_per_block),
@@ -527,10 +530,10 @@ struct Consumer {
   __device__ __forceinline__ Consumer(const LinearParams& p, int thread)
       : warp(thread / 32),
         lane(thread % 32),
-        half(warp / p.strips_per_block % Format::kWarpsPerPart),
-        strip(warp % p.strips_per_block),
-        slice(warp / p.strips_per_block / Format::kWarpsPerPart),
-        slices(kPartsPerUnit / p.strips_per_block) {}
+        half((warp >> strip_shift(p)) % Format::kWarpsPerPart),
+        strip(warp & (p.strips_per_block - 1)),
+        slice((warp >> strip_shift(p)) / Format::kWarpsPerPart),
+        slices(kPartsPerUnit >> strip_shift(p)) {}
   // Whether the warp gets the sums of one of `strips` strips.
   __device__ __forceinline__ bool is_finisher(int strips) const { return slice + half == 0 && strip < strips; }
   __device__ __forceinline__ Strip target(const LinearParams& p, const Piece& piece) const {
@@ -553,7 +556,7 @@ struct PieceEnd {
     int first, step, last;
 
     __device__ __forceinline__ Slots(const LinearParams& p, const Piece& piece, const Consumer<Format>& me) {
-      const int team = Shape<Format>::kWarps / p.strips_per_block, member = me.warp / p.strips_per_block;
+      const int team = Shape<Format>::kWarps >> strip_shift(p), member = me.warp >> strip_shift(p);
       const int slot = blockIdx.x + piece.row_block;
       const bool takes = piece.is_first() && piece.end < piece.block_end && me.strip < piece.strips &&
                          (member > 0 || team == 1);
@@ -641,8 +644,8 @@ struct Window {
 template <class Format, int kTiles>
 __device__ __forceinline__ void move_window(const LinearParams& p, u32 scales, u32 address, Window& window, const Piece& piece, int unit, int stretch_end,
                                             bool is_first, int thread) {
-  const int unit_columns = kPartsPerUnit / p.strips_per_block * Format::kPartColumns;
-  const int window_units = p.window / unit_columns;
+  const int unit_columns = (kPartsPerUnit >> strip_shift(p)) * Format::kPartColumns;
+  const int window_units = p.window >> (__ffs(unit_columns) - 1);
   window.is_whole = window_units >= p.units_per_block && stretch_end - unit > window_units;
   window.begin = window.is_whole ? piece.block_begin : unit;
   const int count = window.is_whole ? p.units_per_block : min(window_units, stretch_end - unit);
