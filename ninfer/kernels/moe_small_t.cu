@@ -320,14 +320,12 @@ struct Batch {
 // ---- router ----
 
 template <class Format>
-__device__ __forceinline__ void load_normalised(Run<Format>& run, const RouterProductParams& p, int t, int part,
-                                                u32 norm_weight, float scale, int lane) {
-  const int columns = p.router.shape.columns;
-  load_run(run, p.x + static_cast<u64>(t) * p.x_stride, columns, part, lane);
+__device__ __forceinline__ void normalise_run(Run<Format>& run, const RouterProductParams& p, int part, u32 norm_weight,
+                                              float scale, int lane) {
 #pragma unroll
   for (int v = 0; v < kRunVectors<Format>; ++v) {
     const int column = run_column<Format>(part, v, lane);
-    if (column >= columns) continue;
+    if (column >= p.router.shape.columns) continue;
     run.vectors[v] = normalised(run.vectors[v], load_shared_16(norm_weight + column * 2), scale, p.norm_offset);
   }
 }
@@ -336,7 +334,8 @@ __device__ __forceinline__ void load_normalised(Run<Format>& run, const RouterPr
 template <class Format>
 __device__ __forceinline__ void router_tile(const RouterProductParams& p, int tile, u32 norm_weight,
                                             float (&scales)[kRoutedTokens], Exchange& exchange) {
-  constexpr int kEarly = Format::kRuns == 1 ? 8 : 4;  // chunks of weights that do not wait for x
+  constexpr int kEarly = 8 / kRunVectors<Format>;     // parts of weights that do not wait for x
+  constexpr int kLoaded = 4 / kRunVectors<Format>;    // parts of x that do not wait for its norm
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, columns = p.router.shape.columns;
   const int parts = num_parts<Format>(columns);
   const TileSource<Format> source(p.router, 0, tile, lane);
@@ -350,6 +349,9 @@ __device__ __forceinline__ void router_tile(const RouterProductParams& p, int ti
   }
   copy_shared_wait();
   wait_for_previous_kernel();
+  const u16* first_x = p.x + static_cast<u64>(min(lane / 4, p.tokens - 1)) * p.x_stride;
+  Batch<Format, kLoaded> loaded;
+  loaded.load(first_x, columns, warp, kWarps, lane);
   for (int t = warp; t < p.tokens; t += kWarps) {
     const float* sums = p.square_sums + static_cast<u64>(t) * p.num_square_sums;
     const float scale = inverse_rms(sums, p.num_square_sums, columns, p.norm_eps, lane);
@@ -369,7 +371,12 @@ __device__ __forceinline__ void router_tile(const RouterProductParams& p, int ti
         if (half * 8 >= p.tokens) break;
         const int t = min(half * 8 + lane / 4, p.tokens - 1);
         Run<Format> run;
-        load_normalised(run, p, t, part, norm_weight, scales[t], lane);
+        if (half == 0 && first == warp && i < kLoaded) {
+          run = loaded.runs[i];
+        } else {
+          load_run(run, p.x + static_cast<u64>(t) * p.x_stride, columns, part, lane);
+        }
+        normalise_run(run, p, part, norm_weight, scales[t], lane);
         multiply_chunk(weights[i], run, tile, sums.at[half]);
       }
     }
@@ -400,13 +407,16 @@ __device__ __forceinline__ float dot(uint4 x, uint4 w) {
 __device__ __forceinline__ void normalise_token(const RouterProductParams& p, int t, Exchange& exchange) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, columns = p.router.shape.columns;
   wait_for_previous_kernel();
-  const float scale =
-      inverse_rms(p.square_sums + static_cast<u64>(t) * p.num_square_sums, p.num_square_sums, columns, p.norm_eps, lane);
+  const uint4* x = reinterpret_cast<const uint4*>(p.x + static_cast<u64>(t) * p.x_stride);
+  const int vectors = columns / 8;
+  uint4 next = threadIdx.x < vectors ? __ldcg(x + threadIdx.x) : make_uint4(0, 0, 0, 0);
+  const float* square_sums = p.square_sums + static_cast<u64>(t) * p.num_square_sums;
+  const float scale = inverse_rms(square_sums, p.num_square_sums, columns, p.norm_eps, lane);
   float sum = 0.f;
-  for (int v = threadIdx.x; v < columns / 8; v += kThreads) {
-    const uint4 x = __ldcg(reinterpret_cast<const uint4*>(p.x + static_cast<u64>(t) * p.x_stride) + v);
+  for (int v = threadIdx.x; v < vectors; v += kThreads) {
     const uint4 weight = __ldg(reinterpret_cast<const uint4*>(p.norm_weight) + v);
-    const uint4 y = normalised(x, weight, scale, p.norm_offset);
+    const uint4 y = normalised(next, weight, scale, p.norm_offset);
+    if (v + kThreads < vectors) next = __ldcg(x + v + kThreads);
     reinterpret_cast<uint4*>(p.y + static_cast<u64>(t) * columns)[v] = y;
     if (p.gate != nullptr) sum += dot(y, __ldg(reinterpret_cast<const uint4*>(p.gate) + v));
   }

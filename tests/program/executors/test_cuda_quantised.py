@@ -28,7 +28,7 @@ from tests.helpers.distributions import divergences, lead
 from tests.helpers.expert_choices import RouterLog, run_with_experts, watched_router
 from tests.helpers.model_paths import golden_model
 from tests.helpers.quantised_checkpoints import LAYOUTS, decode_checkpoint, quantise_checkpoint
-from tests.program.executors.test_cuda_goldens import CLOSE_CALL, ROUTER_NOISE, most_divergence
+from tests.program.executors.test_cuda_goldens import CLOSE_CALL, most_divergence
 
 pytestmark = pytest.mark.gpu
 
@@ -36,6 +36,9 @@ DENSE_CASES = ("qwen3-dense", "qwen3_5-dense", "qwen3_5-dense-tied-realheads")
 CASES = (*DENSE_CASES, "qwen3-moe", "qwen3_5-moe")
 OPTIONS = dataclasses.replace(SMALL_OPTIONS, weights="auto")
 STEPS = 6
+ROUTER_NOISE = 0.15
+"""As that of the goldens, for nine models in place of one: where the float32 reference rounds
+weights, activations and products to bf16, its choices lag by up to 0.123 (qwen3_5-moe in NVFP4)."""
 
 
 @dataclasses.dataclass(frozen=True)
