@@ -81,6 +81,8 @@ async def running(seed: int, *, goes_on: bool) -> AsyncIterator[tuple[Engine, Sl
     await engine.start()
     try:
         yield engine, cuda
+        while engine.status().running:  # noqa: ASYNC110, the engine signals no idleness
+            await asyncio.sleep(0)
         program.check()
         assert program.occupancy().lanes_used == 0
     finally:
@@ -113,8 +115,6 @@ async def test_a_busy_engine_answers_as_an_idle_one_without_steps_ahead(seed: in
 
     async with running(seed, goes_on=True) as (engine, cuda):
         together = await asyncio.gather(*map(arrive, range(NUM_REQUESTS)))
-        while engine.status().running:  # noqa: ASYNC110, the engine signals no idleness
-            await asyncio.sleep(0)
     for index, (want, got) in enumerate(zip(alone, together, strict=True)):
         shared = min(len(want), len(got)) if cases[index].leaves_after is not None else len(want)
         assert got[:shared] == want[:shared], f"request {index}"
