@@ -32,7 +32,6 @@ from tests.program.executors.test_cuda_goldens import CLOSE_CALL, most_divergenc
 
 pytestmark = pytest.mark.gpu
 
-
 CASES = ("qwen3-dense", "qwen3_5-dense-tied-realheads", "qwen3-moe", "qwen3_5-moe")
 LAYOUTS = ("fp8-block", "ct-channel", "ct-nvfp4", "modelopt-mixed")
 """One of each kind of image; how the others get there needs no device."""
