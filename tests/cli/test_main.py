@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -131,6 +132,40 @@ def test_an_interrupt_during_a_piped_answer_ends_with_130() -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) == 130
         assert process.stderr.read() == b""
+
+
+@pytest.mark.parametrize("arguments", [["run", "--prompt", "Tell me a story."], []])
+def test_sigterm_ends_the_line_of_a_piped_answer(arguments: list[str]) -> None:
+    with start_ninfer(*arguments, "--repetition-penalty", "10", stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdin.write(b"Tell me a story.\n")
+        process.stdin.flush()
+        assert process.stdout.read(4)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == -signal.SIGTERM
+        assert process.stdout.read().endswith(b"\n")
+        assert process.stderr.read() == b""
+
+
+@pytest.mark.parametrize(
+    "module", ["ninfer.cli.main", "ninfer.cli.console", "argparse", "ninfer.cli.info", "numpy"]
+)
+def test_an_interrupt_while_the_program_is_imported_is_quiet(module: str) -> None:
+    code = (
+        "import signal, sys\n"
+        "class Interrupter:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == {module!r}: signal.raise_signal(signal.SIGINT)\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "sys.meta_path.insert(0, Interrupter())\nsys.argv = ['ninfer', 'info']\n"
+        "from ninfer.__main__ import main\nsys.exit(main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, timeout=PATIENCE_S, env=clean_environ()
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
 def in_shell(*arguments: str, redirection: str) -> tuple[int, str, str]:
