@@ -58,7 +58,9 @@ class InstantExecutor:
     async def prefill(self, row: UnitRow) -> RowOutput:
         return RowOutput(None) if row.sample is None else OUTPUT
 
-    async def decode(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
+    async def decode(
+        self, rows: tuple[UnitRow, ...], *, goes_on: bool = False
+    ) -> tuple[RowOutput, ...]:
         return (OUTPUT,) * len(rows)
 
     async def score(self, row: UnitRow) -> Float32Array:

@@ -9,9 +9,11 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ninfer import __version__
+
+_FOLDER_OPTIONS: Final = ("--out", "--folder", "--kernels")
 
 
 def environment(cp: Any) -> dict[str, Any]:
@@ -34,11 +36,11 @@ def environment(cp: Any) -> dict[str, Any]:
 
 
 def _command(arguments: list[str]) -> list[str]:
-    """The command line; where the results went is no part of how they came about."""
+    """The command line; folders of this machine are no part of how the results came about."""
     shown = [Path(arguments[0]).name, *arguments[1:]]
     for index, option in enumerate(shown[:-1]):
-        if option == "--out":
-            shown[index + 1] = "OUT"
+        if option in _FOLDER_OPTIONS:
+            shown[index + 1] = option.removeprefix("--").upper()
     return shown
 
 

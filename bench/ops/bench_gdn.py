@@ -3,8 +3,8 @@
     python -m bench.ops.bench_gdn --out DIR
 
 steps    rows of T columns, floor: states read and written once at the read-only rate R of this run
-chunks   one prompt, floor: projection read, y written, at R; then each kernel of it alone, and the
-         other chunk shapes
+chunks   one prompt, floor: projection read, y written, at R; the same in other chunk shapes; each
+         kernel of it alone, without a floor
 
 Before it is timed, a layer is checked against float64 with few tokens.
 """
@@ -124,7 +124,9 @@ class Bench(OpBench):
             yield self._row(case, size, prepare(shape, self.kernels), PREFILL_LINKS)
         for entry in ("gdn_convolve", "gdn_transform", "gdn_chunks", "gated_rms_norm"):
             alone = cast(KernelLibrary, OneEntry(self.kernels, entry))
-            yield self._row(f"{title}: {entry}", size, prepare(planned, alone), PREFILL_LINKS)
+            median = self.time(prepare(planned, alone), PREFILL_LINKS)
+            print(f"{title}: {entry:44s} {median:9.2f} us", flush=True)
+            yield {"case": f"{title}: {entry}", "us": median}
 
     def check(self, config: GdnConfig) -> None:
         """Both forms against float64; leaves with an error when one is off."""

@@ -29,7 +29,7 @@ from ninfer.kernels.library import KernelLibrary
 from ninfer.ops import linear_pack, linear_small_t
 from ninfer.ops.float_codecs import e2m1_to_float, e4m3_to_float
 from ninfer.ops.linear_packing import E2M1_SHIFT, ImageLayout, WeightFormat
-from ninfer.ops.linear_small_t import LinearPlan, PackedLinear, Product, RingShape
+from ninfer.ops.linear_small_t import LinearPlan, PackedLinear, RingShape
 
 SHAPES: Final = {
     "4b in_proj": (12352, 2560),
@@ -45,12 +45,8 @@ SHAPES: Final = {
 }
 RINGS: Final = ((1, 1, 8), (1, 2, 6), (2, 2, 3))
 """(thread blocks a multiprocessor, blocks that share its memory, most stages)."""
-RING_AHEAD: Final = tuple(
-    (tokens, lookahead, next_units)
-    for tokens in (1, 8)
-    for lookahead, next_units in ((0, 0), (4, 0), (0, 2), (0, 4), (0, 8), (0, 16))
-)
-"""(T, units ahead of the own ring, units of the next launch)."""
+RING_AHEAD: Final = tuple(itertools.product((1, 8), (0, 4)))
+"""(T, units ahead of the ring)."""
 TOKENS: Final = (1, 2, 4, 8, 16)
 CHAIN_BYTES: Final = 1 << 30
 MAX_LINKS: Final = 96
@@ -110,22 +106,19 @@ class Bench:
         *,
         is_chained: bool = True,
         ring: RingShape | None = None,
-        next_units: int = linear_small_t.NEXT_UNITS,
     ) -> dict[str, Any]:
-        """One row of the table. next_units 0: no launch calls for the next one's weight."""
+        """One row of the table."""
         plan = case.packed[0].plan
         layout = plan.layout
         x = _random_x(tokens, layout.columns)
         y = cp.empty((len(case.packed), tokens, layout.rows), cp.uint16)
         workspace = _workspace(plan)
-        shape = ring or linear_small_t.shape_ring([plan], tokens, self.kernels.limits)
+        shape = ring or linear_small_t.shape_ring(plan, tokens, self.kernels.limits)
 
         def enqueue(index: int) -> None:
-            following = case.packed[(index + 1) % len(case.packed)] if next_units else None
             linear_small_t.launch(
-                self.kernels, [Product(case.packed[index], x, y[index])], workspace=workspace,
+                self.kernels, case.packed[index], x, y[index], workspace=workspace,
                 stream=self.stream.ptr, is_chained=is_chained, ring=shape,
-                next_weight=following, next_units=next_units,
             )  # fmt: skip
 
         enqueue(0)
@@ -137,7 +130,7 @@ class Bench:
             "bytes": layout.image_bytes, "strips": layout.strips_per_block,
             "thread_blocks": plan.thread_blocks,
             **dataclasses.asdict(shape),
-            "is_chained": is_chained, "next_units": next_units, **dataclasses.asdict(timing),
+            "is_chained": is_chained, **dataclasses.asdict(timing),
             "terabytes_s": rate / 1e12, "fraction": rate / self.read_rate,
         }  # fmt: skip
 
@@ -146,9 +139,8 @@ class Bench:
         x = _random_x(8, layout.columns)
         y = cp.full((8, layout.rows), 0x7FC1, cp.uint16)
         linear_small_t.launch(
-            self.kernels, [Product(packed, x, y)], workspace=_workspace(packed.plan),
-            stream=self.stream.ptr,
-        )  # fmt: skip
+            self.kernels, packed, x, y, workspace=_workspace(packed.plan), stream=self.stream.ptr
+        )
         self.stream.synchronize()
         want = _bf16_values(x) @ decoded.T
         error = float(cp.linalg.norm(_bf16_values(y) - want) / cp.linalg.norm(want))
@@ -200,12 +192,12 @@ def _ring_rows(
         layout = case.packed[0].plan.layout
         for blocks, resident, stages in RINGS:
             plan = LinearPlan(layout, min(layout.units, blocks * limits.num_multiprocessors))
-            for tokens, lookahead, next_units in RING_AHEAD:
+            for tokens, lookahead in RING_AHEAD:
                 ring = linear_small_t.fit_ring(
-                    [plan], tokens, limits,
+                    plan, tokens, limits,
                     resident_blocks=resident, max_stages=stages, lookahead=lookahead,
                 )  # fmt: skip
-                row = bench.measure(case.with_plan(plan), tokens, ring=ring, next_units=next_units)
+                row = bench.measure(case.with_plan(plan), tokens, ring=ring)
                 yield {**row, "blocks": blocks, "resident": resident}
         del case
         cp.get_default_memory_pool().free_all_blocks()
@@ -229,7 +221,7 @@ def _print_rings(rows: list[dict[str, Any]]) -> None:
     ):
         best = sorted(group, key=lambda row: -row["fraction"])[:6]
         cells = [
-            f"{row['strips']}:{row['blocks']}/{row['resident']}x{row['stages']}+{row['lookahead']}>{row['next_units']}"
+            f"{row['strips']}:{row['blocks']}/{row['resident']}x{row['stages']}+{row['lookahead']}"
             f" {100 * row['fraction']:.0f}"
             for row in best
         ]

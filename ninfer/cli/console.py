@@ -95,9 +95,14 @@ class Console:
     def error(self, text: str) -> None:
         self.report(f"ninfer: error: {text}")
 
+    @property
+    def shows_progress(self) -> bool:
+        """Whether stderr is a terminal with a cursor, where a line can be replaced."""
+        return self.moves_cursor and self.err.isatty()
+
     def progress(self, text: str) -> None:
-        """Replace the progress line on stderr; nothing when that is no terminal with a cursor."""
-        if self.moves_cursor and self.err.isatty():
+        """Replace the progress line on stderr; nothing where none is shown."""
+        if self.shows_progress:
             self._put(self.err, _CLEAR_LINE + text)
 
     def _put(self, stream: TextIO, text: str) -> None:

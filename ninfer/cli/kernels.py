@@ -9,6 +9,7 @@ from ninfer.cli.exit_codes import ExitCode
 from ninfer.cli.layout import table
 from ninfer.cli.output_files import cannot_write
 from ninfer.cli.parser import Invocation
+from ninfer.cli.progress import ProgressLine
 from ninfer.contract.errors import OptionError
 from ninfer.kernels.build import ARCHITECTURES, build_cubins
 from ninfer.options import KernelsOptions
@@ -21,7 +22,15 @@ def run(invocation: Invocation, console: Console) -> ExitCode:
     names = ARCHITECTURES if options.arch is None else tuple(options.arch.split(","))
     out = Path(options.out)
     try:
-        built = build_cubins(names, out, jobs=options.jobs)
+        with ProgressLine(console, "compiled") as line:
+
+            def report(name: str, done: int, total: int) -> None:
+                if console.shows_progress:
+                    line(name, done, total)
+                else:
+                    console.report(f"compiled {name} ({done} of {total})")
+
+            built = build_cubins(names, out, jobs=options.jobs, progress=report)
     except OSError as error:
         raise cannot_write("--out", out, error) from error
     rows = []

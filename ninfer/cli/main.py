@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from ninfer.cli.console import Console, ReaderGone, silence
 from ninfer.cli.exit_codes import ExitCode, exit_code_of
 from ninfer.cli.parser import Invocation, TextRequested, parse_invocation, read_log_level
+from ninfer.cli.termination import Termination
 from ninfer.contract.errors import InvariantError, NInferError, OptionError
 
 
@@ -26,14 +27,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     _prepare_streams()
     console = Console.of_process(sys.stdin, sys.stdout, sys.stderr, os.environ)
-    code = _run(arguments, console)
+    termination = Termination()
+    code = _run(arguments, console, termination)
     _flush_stderr()
+    termination.restore()
+    if termination.was_asked:
+        termination.die()
     if code == ExitCode.INTERRUPTED and argv is None:
         os._exit(code)
     return code
 
 
-def _run(arguments: Sequence[str], console: Console) -> int:
+def _run(arguments: Sequence[str], console: Console, termination: Termination) -> int:
     """Parse and carry out; whatever goes wrong gets a line and a code."""
     invocation: Invocation | None = None
     try:
@@ -41,6 +46,8 @@ def _run(arguments: Sequence[str], console: Console) -> int:
         if invocation is None:
             return ExitCode.OK
         _prepare_logging(read_log_level(invocation, os.environ))
+        if not (invocation.command.name == "chat" and console.is_interactive):
+            termination.interrupts()
         return _dispatch(invocation, console)
     except ReaderGone:
         # Whoever read the output has what it wanted; there is nobody left to tell.

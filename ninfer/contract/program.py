@@ -191,11 +191,20 @@ class Program(Protocol):
     def launch_prefill(self, handle: SequenceHandle, num_tokens: int) -> PendingBatch:
         """Start the next `num_tokens` prompt inputs; the last prompt input also samples."""
 
-    def launch_decode(self, handles: Sequence[SequenceHandle]) -> PendingBatch:
+    def launch_decode(
+        self, handles: Sequence[SequenceHandle], *, goes_on: bool = False
+    ) -> PendingBatch:
         """Start one step for rows whose prompt is done, each with its next accepted token.
 
         A row that is being replayed produces nothing (its output has no token); like an inner
-        prefill chunk it is committed with a count of 0."""
+        prefill chunk it is committed with a count of 0.
+
+        goes_on   the next unit is likely to be a step of these rows or some of them, so that it may
+                  be started before it is asked for, and the pages it needs are reserved if they are
+                  to be had. Without effect when somebody else holds a StateImage of the rows. Such
+                  a unit is committed once it was completed, never aborted: the states its rows had
+                  before it may be gone.
+        """
 
     async def complete(self, batch: PendingBatch) -> None:
         """Wait until the unit has run and fill `outputs`. Raises DeviceError."""
@@ -209,7 +218,8 @@ class Program(Protocol):
         """
 
     def abort(self, batch: PendingBatch) -> None:
-        """Settle: everything as before the launch; reservations stay."""
+        """Settle: everything as before the launch; reservations stay. InvariantError for a
+        completed unit that was launched to go on."""
 
     async def score(self, handle: SequenceHandle, num_tokens: int) -> Float32Array:
         """Run and commit the next prompt inputs (at most a prefill chunk) of a scoring sequence

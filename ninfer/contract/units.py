@@ -52,6 +52,7 @@ class UnitRow:
                  (models without GDN layers have no StateImages: both are ROOT_SLOT)
     sample       how to choose the token after the last input, or None: no logits are needed
     copies       (source, target) pages copied whole before anything is read: a shared partial page
+    residence    (lane, generation) of the sequence: a step started ahead serves no other
     """
 
     token_ids: IntArray
@@ -62,6 +63,7 @@ class UnitRow:
     positions: IntArray | None = None
     sample: SampleRow | None = None
     copies: tuple[tuple[int, int], ...] = ()
+    residence: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +139,14 @@ class Executor(Protocol):
     async def prefill(self, row: UnitRow) -> RowOutput:
         """Run one sequence's next inputs (T >= 1). Raises DeviceError."""
 
-    async def decode(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
-        """Run one input of each row (T == 1 each). A row's result never depends on its mates."""
+    async def decode(
+        self, rows: tuple[UnitRow, ...], *, goes_on: bool = False
+    ) -> tuple[RowOutput, ...]:
+        """Run one input of each row (T == 1 each). A row's result never depends on its mates.
+
+        goes_on   every row will take its token or end, and the step with these tokens is likely to
+                  be next: it may be started at once, each row writing the slot that it read now
+        """
 
     async def score(self, row: UnitRow) -> Float32Array:
         """Like prefill, but returns the logits of every input: [T, V] float32."""

@@ -83,6 +83,11 @@ class Scheduler:
         return len(self._binding) + len(self._prefilling) + len(self._ready)
 
     @property
+    def has_prompts(self) -> bool:
+        """Some resident's prompt is not done."""
+        return bool(self._prefilling)
+
+    @property
     def has_free_lane(self) -> bool:
         return self.num_running < self._num_lanes
 

@@ -83,5 +83,11 @@ class UnitLauncher:
             return None
         handles = [record.resident for record in records]
         is_sampled = tuple(record.phase is not Phase.REPLAY for record in records)
-        batch = self._program.launch_decode(handles)
+        goes_on = not self._scheduler.has_prompts and all(map(_may_go_on, records))
+        batch = self._program.launch_decode(handles, goes_on=goes_on)
         return LaunchedUnit(batch, records, is_sampled, now)
+
+
+def _may_go_on(record: RequestRecord) -> bool:
+    """The budget allows a token behind the next one."""
+    return record.budget.num_tokens - record.completion_tokens > 1

@@ -5,21 +5,22 @@ What it writes is what KernelLibrary's `cubin_dir` reads, so that an image needs
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from ninfer.contract.errors import OptionError
-from ninfer.kernels.compiler import EntryUsage, compile_source
+from ninfer.kernels.compile_pool import compile_all
+from ninfer.kernels.compiler import CompiledKernel, EntryUsage
 from ninfer.kernels.cubin_store import CubinStore
 from ninfer.kernels.sources import KERNELS_DIR, kernel_names, read_source
 
 ARCHITECTURES: Final = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90a", "sm_120a")
 """What every kernel must compile for."""
+BuildProgress: TypeAlias = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,38 +37,43 @@ def build_cubins(
     *,
     jobs: int | None = None,
     directory: Path = KERNELS_DIR,
+    progress: BuildProgress = lambda _name, _done, _total: None,
 ) -> tuple[BuiltCubin, ...]:
     """Build what `out_dir` does not hold yet; every family times every architecture comes back.
 
-    Raises OptionError for an unknown architecture, KernelCompileError for the first kernel that
-    fails.
+    `progress(kernel and architecture, done, total)` is called for each one that was compiled.
+    Interrupted, it leaves whole files only. Raises OptionError for an unknown architecture,
+    KernelCompileError for the first kernel that fails and OSError where nothing can be written.
     """
     for architecture in architectures:
         if architecture not in ARCHITECTURES:
             raise OptionError(
                 "--arch", f"{architecture!r} is not one of {', '.join(ARCHITECTURES)}"
             )
-    tasks = [
-        (directory, name, arch, out_dir)
-        for arch in architectures
-        for name in kernel_names(directory)
-    ]
-    return tuple(_run(tasks, jobs or os.cpu_count() or 1))
-
-
-def _run(tasks: Sequence[tuple[Path, str, str, Path]], jobs: int) -> Iterator[BuiltCubin]:
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=max(1, min(jobs, len(tasks))), mp_context=context) as pool:
-        yield from pool.map(_build_one, *zip(*tasks, strict=True))
-
-
-def _build_one(directory: Path, name: str, architecture: str, out_dir: Path) -> BuiltCubin:
-    source = read_source(directory / f"{name}.cu")
-    key = source.digest(architecture)
     store = CubinStore(out_dir)
-    kernel = store.load(name, architecture, key)
-    if kernel is None:
-        kernel = compile_source(source, architecture)
-        store.save(name, architecture, key, kernel)
-    path = store.path_of(name, architecture, key)
-    return BuiltCubin(name, architecture, path, kernel.usage)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    sources = [read_source(directory / f"{name}.cu") for name in kernel_names(directory)]
+    pairs = [(source, architecture) for architecture in architectures for source in sources]
+    keys = [source.digest(architecture) for source, architecture in pairs]
+    kernels: dict[int, CompiledKernel] = {}
+    for index, (source, architecture) in enumerate(pairs):
+        kernel = store.load(source.name, architecture, keys[index])
+        if kernel is not None:
+            kernels[index] = kernel
+    missing = [index for index in range(len(pairs)) if index not in kernels]
+    tasks = [pairs[index] for index in missing]
+    with closing(compile_all(tasks, jobs or os.cpu_count() or 1)) as compiled:
+        for done, (task, kernel) in enumerate(compiled, start=1):
+            name, architecture = tasks[task][0].name, tasks[task][1]
+            store.save(name, architecture, keys[missing[task]], kernel)
+            kernels[missing[task]] = kernel
+            progress(f"{name} {architecture}", done, len(tasks))
+    return tuple(
+        BuiltCubin(
+            source.name,
+            architecture,
+            store.path_of(source.name, architecture, keys[index]),
+            kernels[index].usage,
+        )
+        for index, (source, architecture) in enumerate(pairs)
+    )

@@ -50,7 +50,7 @@ class CubinStore:
             with os.fdopen(handle, "wb") as file:
                 file.write(_encode(kernel))
             os.replace(temporary, target)
-        except OSError:
+        except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
         return target

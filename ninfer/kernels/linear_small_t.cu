@@ -1,5 +1,4 @@
-// linear_small_t: y[t, n] = sum_k x[t, k] * W[n, k] for few columns t, with fused ends; up to four
-// such products in one launch, one after another.
+// linear_small_t: y[t, n] = sum_k x[t, k] * W[n, k] for few columns t, with fused ends.
 //
 // Contract: ninfer/ops/linear_small_t.py. Weight image: ninfer/ops/linear_packing.py.
 // Entries: linear_small_t_<format>_<8 or 16>, T up to 8 or 16; one block shape a format.
@@ -16,11 +15,7 @@
 // Sums travel between blocks as words that are never all ones: the reader polls the data itself
 // and leaves ones behind. All blocks of the grid must therefore be resident at once.
 //
-// A product begins when all strips of the one before have been counted in memory. The filling warp
-// does not wait: weights are constants, so the ring runs on into the next product, and memory stays
-// busy while sums are finished, strips counted and x is read.
-//
-// Bytes: the images once, x once a row block (from L2), partial sums (in L2). The fragment-major
+// Bytes: the image once, x once a row block (from L2), partial sums (in L2). The fragment-major
 // layout and the striped split are ideas of IST-DASLab/marlin.
 
 #include "bulk.cuh"
@@ -33,8 +28,7 @@
 namespace {
 
 constexpr int kMaxStages = 12;
-constexpr int kMaxProducts = 4;
-constexpr int kColumnGroup = 2;  // columns t that a thread normalises together
+constexpr int kUnitsAhead = 4;  // of a piece's end, when what the end needs is asked for
 constexpr u32 kEmpty = 0xffffffffu;  // no arithmetic yields this pattern
 
 template <class Format>
@@ -42,19 +36,19 @@ struct Shape {
   static constexpr int kWarps = kPartsPerUnit * Format::kWarpsPerPart;  // consumers; one more warp fills the ring
   static constexpr int kConsumers = kWarps * 32;
   static constexpr int kThreads = kConsumers + 32;
+  // Blocks whose registers fit a multiprocessor: two of one kernel, or of a kernel and the next.
+  static constexpr int kResident = __CUDA_ARCH__ == 900 && Format::kWarpsPerPart == 1 ? 2 : 1;
 };
-
-// Blocks whose registers fit a multiprocessor: room for a kernel that starts early.
-constexpr int kResidentBlocks = __CUDA_ARCH__ >= 900 ? 2 : 1;
 
 enum Epilogue : int { kStoreBf16 = 0, kStoreFloat = 1, kAddResidual = 2, kSwiglu = 3 };
 
-struct Product {
+struct LinearParams {
   const u8* weights;
   const u16* x;             // [T, K] bf16
   void* y;                  // [T, N] bf16 or f32; [T, N / 2] bf16 for kSwiglu
   const u16* residual;      // [T, N] bf16, for kAddResidual
   const float* row_scale;   // [N] f32, of the formats that scale rows
+  float* partials;          // all ones before and after
   float* square_sums;       // out [T, N / 32] f32 or null: of the rounded y, by strip
   const float* x_square_sums;  // in [T, num_square_sums] f32 or null: normalise x with them
   const u16* norm_weight;   // [K] bf16
@@ -67,28 +61,15 @@ struct Product {
   int row_blocks;
   int strips_per_block;     // 1, 2, 4 or 8; the warps split k
   int last_strips;          // strips of the last row block
-  int thread_blocks;        // of the grid; the others have nothing to do
+  int stages;
   int window;               // columns k of x in shared memory at once
   int epilogue;
   int num_square_sums;
   float norm_eps;
   float norm_offset;        // added to norm_weight
-  int padding;
-};
-
-struct LinearParams {
-  Product products[kMaxProducts];
-  u32* workspace;           // counters in 32 bytes, then partial sums, all ones at rest
-  const u8* next_weights;   // image of a later launch or null
-  u64 next_bytes;
-  int num_products;
-  int stages;
-  int scratch_bytes;        // sums of the warps that share rows with another
   int lookahead;            // units beyond the first ring that are called into the L2 at the start
-  int next_units, next_blocks, next_unit_bytes;  // how the later launch splits its image
-  int next_count;           // units of each of its blocks to call into the L2
 };
-static_assert(sizeof(Product) == 128 && sizeof(LinearParams) == 568, "ninfer/ops/linear_small_t.py mirrors these structs");
+static_assert(sizeof(LinearParams) == 136, "ninfer/ops/linear_small_t.py mirrors this struct");
 
 // Position in the ring; the parity flips at every wrap.
 struct RingPosition {
@@ -115,27 +96,28 @@ struct SharedLayout {
   __device__ __forceinline__ u32 empty() const { return full + kMaxStages * 8; }
   __device__ __forceinline__ u32 scales() const { return full + kMaxStages * 16; }
   __device__ __forceinline__ u32 scratch() const { return full + kMaxStages * 16 + 64; }
-  __device__ __forceinline__ u32 window(const LinearParams& p) const { return scratch() + p.scratch_bytes; }
+  template <class Format, int kTiles>
+  __device__ __forceinline__ u32 window(const LinearParams& p) const {
+    return scratch() + (Shape<Format>::kWarps - p.strips_per_block) * (kTiles * 1024);
+  }
 };
 
-// Units [begin, end) of a product that are this thread block's. units * blocks fits 31 bits: the
-// plan sees to it.
+// Units [begin, end) that are this thread block's. units * blocks fits 31 bits: the plan sees to it.
 struct Stretch {
   int begin, end;
 
-  __device__ __forceinline__ explicit Stretch(const Product& p)
+  __device__ __forceinline__ explicit Stretch(const LinearParams& p)
       : begin(first_of(p, blockIdx.x)), end(first_of(p, blockIdx.x + 1)) {}
 
-  static __device__ __forceinline__ int first_of(const Product& p, u32 block) {
-    const u32 blocks = p.thread_blocks;
-    return static_cast<int>(min(block, blocks) * units(p) / blocks);
+  static __device__ __forceinline__ int first_of(const LinearParams& p, u32 block) {
+    return static_cast<int>(block * units(p) / gridDim.x);
   }
-  static __device__ __forceinline__ u32 units(const Product& p) { return p.units_per_block * p.row_blocks; }
+  static __device__ __forceinline__ u32 units(const LinearParams& p) { return p.units_per_block * p.row_blocks; }
 };
 
 // The block whose stretch holds `unit`.
-__device__ __forceinline__ int block_of_unit(const Product& p, u32 unit) {
-  return static_cast<int>(((unit + 1) * p.thread_blocks - 1) / Stretch::units(p));
+__device__ __forceinline__ int block_of_unit(const LinearParams& p, u32 unit) {
+  return static_cast<int>(((unit + 1) * gridDim.x - 1) / Stretch::units(p));
 }
 
 // Where units lie: those of the last row block may be smaller.
@@ -145,7 +127,7 @@ struct Image {
   u32 full_bytes, last_bytes;
   int last_begin;
 
-  __device__ __forceinline__ explicit Image(const Product& p)
+  __device__ __forceinline__ explicit Image(const LinearParams& p)
       : base(p.weights),
         full_bytes(unit_bytes<Format>(kPartsPerUnit)),
         last_bytes(unit_bytes<Format>(p.last_strips * (kPartsPerUnit / p.strips_per_block))),
@@ -159,62 +141,26 @@ struct Image {
   }
 };
 
-// Calls the first units of every block of a later launch into the L2. At the end of a block's own
-// stream: then memory would idle until the next kernel is under way.
-__device__ void call_next_weights(const LinearParams& p) {
-  const u64 step = p.next_unit_bytes;
-#pragma unroll 1
-  for (u32 block = blockIdx.x; block < static_cast<u32>(p.next_blocks); block += gridDim.x) {
-    u64 at = block * static_cast<u32>(p.next_units) / p.next_blocks * step;
-    const u64 end = min(at + p.next_count * step, p.next_bytes);
-#pragma unroll 1
-    for (; at < end; at += step) {
-      prefetch_global(p.next_weights + at, static_cast<u32>(min(step, end - at)));
-    }
-  }
-}
-
-// Calls units into the L2, from unit `unit` of product `index` on, in the order of the ring.
-template <class Format>
-__device__ void call_ahead(const LinearParams& p, int index, int unit, int count) {
-#pragma unroll 1
-  while (true) {
-    const Image<Format> image(p.products[index]);
-    const Stretch mine(p.products[index]);
-#pragma unroll 1
-    for (unit = max(unit, mine.begin); unit < mine.end; ++unit) {
-      if (count-- == 0) return;
-      prefetch_global(image.at(unit), image.bytes(unit));
-    }
-    if (++index == p.num_products) return;
-    unit = 0;
-  }
-}
-
-// Streams the units of all products into the ring. Where the ring is full before its first unit of a
-// product is read, what lies behind is called into the L2: memory stays busy while the block waits
-// for the kernel or the product before. The next kernel may start when the last product does:
-// earlier it would only be in the way.
+// Streams units into the ring. What lies just behind the first ring is called into the L2, so that
+// memory stays busy while the block waits for the kernel before it.
 template <class Format>
 __device__ void fill_ring(const LinearParams& p, const SharedLayout& shared, int lane) {
   const u64 policy = evict_first_policy();
+  const Image<Format> image(p);
+  const Stretch mine(p);
   RingPosition at;
-  int filled = 0;
 #pragma unroll 1
-  for (int index = 0; index < p.num_products; ++index) {
-    if (index + 1 == p.num_products) allow_next_kernel();
-    const Image<Format> image(p.products[index]);
-    const Stretch mine(p.products[index]);
-#pragma unroll 1
-    for (int unit = mine.begin; unit < mine.end; ++unit, ++filled) {
-      if (unit - mine.begin == p.stages && lane == 0) call_ahead<Format>(p, index, unit, p.lookahead);
-      if (filled >= p.stages) barrier_wait(shared.empty() + at.stage * 8, at.parity ^ 1);
-      fill_shared(shared.ring + at.stage * image.full_bytes, image.at(unit), image.bytes(unit),
-                  shared.full + at.stage * 8, policy, lane);
-      at.advance(p.stages);
+  for (int unit = mine.begin; unit < mine.end; ++unit) {
+    if (unit - mine.begin == p.stages && lane == 0) {
+      for (int ahead = unit; ahead < min(mine.end, unit + p.lookahead); ++ahead) {
+        prefetch_global(image.at(ahead), image.bytes(ahead));
+      }
     }
+    if (unit - mine.begin >= p.stages) barrier_wait(shared.empty() + at.stage * 8, at.parity ^ 1);
+    fill_shared(shared.ring + at.stage * image.full_bytes, image.at(unit), image.bytes(unit),
+                shared.full + at.stage * 8, policy, lane);
+    at.advance(p.stages);
   }
-  if (p.next_weights != nullptr && lane == 0) call_next_weights(p);
 }
 
 template <class Format>
@@ -222,43 +168,15 @@ __device__ __forceinline__ void consumer_barrier() {
   asm volatile("bar.sync 1, %0;" ::"n"(Shape<Format>::kConsumers) : "memory");
 }
 
-// Words of the workspace, all ones at rest: strips of product i that are in memory; thread blocks
-// that wait for no product any more, the last of which puts all words to rest.
-__device__ __forceinline__ u32* stored_strips(const LinearParams& p, int index) { return p.workspace + index; }
-__device__ __forceinline__ u32* passed_blocks(const LinearParams& p) { return p.workspace + kMaxProducts; }
-
-// Called by a whole warp that has stored a strip.
-__device__ __forceinline__ void report_strip(const LinearParams& p, int index, int lane) {
-  __syncwarp();
-  if (lane != 0) return;
-  asm volatile("fence.acq_rel.gpu;" ::: "memory");
-  asm volatile("red.add.relaxed.gpu.global.u32 [%0], 1;" ::"l"(stored_strips(p, index)) : "memory");
-}
-
-// Returns once a product is in memory. Then nobody needs x or the residual of the product any more.
-template <class Format>
-__device__ void wait_for_product(const LinearParams& p, int index, int thread) {
-  if (thread == 0) {
-    const u32 strips = (p.products[index].rows + kStripRows - 1) / kStripRows;
-    u32 stored;
-    for (u32 polls = 0;; ++polls) {
-      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(stored) : "l"(stored_strips(p, index)) : "memory");
-      if (stored == strips - 1) break;
-      if (polls == kMaxPolls) __trap();
-    }
-  }
-  consumer_barrier<Format>();
-}
-
-// Constants of a product that nobody has read lately, into the L2 while there is time.
-__device__ __forceinline__ void call_norm_weight(const Product& p, int thread) {
+// Constants that nobody has read lately, into the L2 while there is time.
+__device__ __forceinline__ void call_norm_weight(const LinearParams& p, int thread) {
   if (p.x_square_sums == nullptr || thread != 0) return;
   for (int k = blockIdx.x * 64; k < p.columns; k += gridDim.x * 64) prefetch_line(p.norm_weight + k);
 }
 
 // 1 / rms of the columns of x from the sums their writer left, in a fixed order.
 template <class Format>
-__device__ void load_norm_scales(const Product& p, u32 scales, int warp, int lane) {
+__device__ void load_norm_scales(const LinearParams& p, u32 scales, int warp, int lane) {
   constexpr int kBatch = 8;  // loads under way at once
 #pragma unroll 1
   for (int t = warp; t < p.tokens; t += Shape<Format>::kWarps) {
@@ -298,7 +216,7 @@ __device__ __forceinline__ uint4 normalise(uint4 x, uint4 weight, float scale, f
 struct WindowRange {
   int first, block_columns, vectors;  // first column; columns of a row block; vectors of 8 columns
 
-  __device__ __forceinline__ WindowRange(const Product& p, int unit_columns, int first_unit, int count)
+  __device__ __forceinline__ WindowRange(const LinearParams& p, int unit_columns, int first_unit, int count)
       : first(first_unit * unit_columns),
         block_columns(p.units_per_block * unit_columns),
         vectors(count * unit_columns / 8) {}
@@ -310,14 +228,14 @@ struct WindowRange {
 };
 
 template <class Format>
-__device__ __forceinline__ u32 window_pitch(const Product& p) {
+__device__ __forceinline__ u32 window_pitch(const LinearParams& p) {
   return (p.window + Format::kPitchPad) * 2;
 }
 
 // Copies a window; zeros from K to the end of its unit. Every copy is in flight before the first wait.
 // Thread blocks begin at different places: all of them read the same x at the same time.
 template <class Format>
-__device__ void copy_window(const Product& p, u32 window, u32 pitch, const WindowRange& range, int thread) {
+__device__ void copy_window(const LinearParams& p, u32 window, u32 pitch, const WindowRange& range, int thread) {
   constexpr int kConsumers = Shape<Format>::kConsumers;
   const int total = range.vectors * p.tokens;
   const int start = static_cast<int>(static_cast<u32>(total) * blockIdx.x / gridDim.x) + thread;
@@ -332,10 +250,11 @@ __device__ void copy_window(const Product& p, u32 window, u32 pitch, const Windo
   }
 }
 
-// Normalises a window in place, a few columns t together.
-template <class Format>
-__device__ void normalise_window(const Product& p, u32 scales, u32 window, u32 pitch,
+// Normalises a window in place, two columns t together where registers allow.
+template <class Format, int kTiles>
+__device__ void normalise_window(const LinearParams& p, u32 scales, u32 window, u32 pitch,
                                  const WindowRange& range, int thread) {
+  constexpr int kColumnGroup = kTiles == 1 && Format::kWarpsPerPart > 1 ? 2 : 1;
   const int total = range.vectors * ((p.tokens + kColumnGroup - 1) / kColumnGroup);
 #pragma unroll 1
   for (int i = thread, v = thread, t = 0; i < total; i += Shape<Format>::kConsumers, v += Shape<Format>::kConsumers) {
@@ -358,9 +277,9 @@ __device__ void normalise_window(const Product& p, u32 scales, u32 window, u32 p
   }
 }
 
-// x for some units, visible to all consumers; `is_first` of the product.
-template <class Format>
-__device__ __forceinline__ void load_window(const Product& p, u32 scales, u32 window, const WindowRange& range,
+// x for some units, visible to all consumers; `is_first` of the stretch.
+template <class Format, int kTiles>
+__device__ __forceinline__ void load_window(const LinearParams& p, u32 scales, u32 window, const WindowRange& range,
                                             bool is_first, int thread) {
   const u32 pitch = window_pitch<Format>(p);
   copy_window<Format>(p, window, pitch, range, thread);
@@ -368,7 +287,7 @@ __device__ __forceinline__ void load_window(const Product& p, u32 scales, u32 wi
     if (is_first) load_norm_scales<Format>(p, scales, thread / 32, thread % 32);
     copy_shared_wait();
     consumer_barrier<Format>();
-    normalise_window<Format>(p, scales, window, pitch, range, thread);
+    normalise_window<Format, kTiles>(p, scales, window, pitch, range, thread);
   } else {
     copy_shared_wait();
   }
@@ -386,11 +305,6 @@ struct Strip {
   __device__ __forceinline__ int first_row() const { return index * kStripRows; }
 };
 
-// y may be the residual: a lane reads its elements before it writes them.
-__device__ __forceinline__ u16 load_residual(const u16* from) {
-  return __ldcg(from);
-}
-
 __device__ __forceinline__ float silu(float gate) { return gate / (1.f + __expf(-gate)); }
 
 // Where a lane's sums of one column t go: rows row, row + 8, row + 16 and row + 24 of the strip.
@@ -398,7 +312,7 @@ struct Column {
   int t, row;
   u32 at;  // of the first row in y
 
-  __device__ __forceinline__ Column(const Product& p, const Strip& strip, int tile, int i)
+  __device__ __forceinline__ Column(const LinearParams& p, const Strip& strip, int tile, int i)
       : t(tile * 8 + (strip.lane % 4) * 2 + i),
         row(strip.first_row() + strip.lane / 4),
         at(static_cast<u32>(t) * p.y_stride + row) {}
@@ -414,7 +328,7 @@ __device__ __forceinline__ void column_sums(const Accumulators<kTiles>& sum, int
 
 // Gate rows are rows 0..7 of a tile and their up rows 8..15: a lane holds both of a pair.
 template <int kTiles>
-__device__ __forceinline__ void store_swiglu(const Product& p, const Strip& strip,
+__device__ __forceinline__ void store_swiglu(const LinearParams& p, const Strip& strip,
                                              const Accumulators<kTiles>& sum) {
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
@@ -433,7 +347,7 @@ __device__ __forceinline__ void store_swiglu(const Product& p, const Strip& stri
 }
 
 template <int kTiles>
-__device__ __forceinline__ void store_float(const Product& p, const Strip& strip,
+__device__ __forceinline__ void store_float(const LinearParams& p, const Strip& strip,
                                             const Accumulators<kTiles>& sum) {
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
@@ -451,33 +365,24 @@ __device__ __forceinline__ void store_float(const Product& p, const Strip& strip
   }
 }
 
-// A lane's share of the residual of a strip, zeros without one.
-template <int kTiles>
-struct Residual {
-  u16 at[kTiles][2][4];
-
-  __device__ __forceinline__ void load(const Product& p, const Strip& strip) {
+// The residual of a lane's rows in a column, if there is one.
+__device__ __forceinline__ void load_residual(const LinearParams& p, const Column& column, u32* values) {
+  if (p.epilogue != kAddResidual) return;
 #pragma unroll
-    for (int i = 0; i < kTiles * 2; ++i) {
-      const Column column(p, strip, i / 2, i % 2);
-      const bool is_real = p.epilogue == kAddResidual && column.t < p.tokens;
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        u16 value = 0;
-        if (is_real && column.row + r * 8 < p.rows) value = load_residual(p.residual + column.at + r * 8);
-        at[i / 2][i % 2][r] = value;
-      }
-    }
+  for (int r = 0; r < 4; ++r) {
+    const bool is_real = column.t < p.tokens && column.row + r * 8 < p.rows;
+    // y may be the residual: a lane reads its elements before it writes them.
+    values[r] = is_real ? __ldcg(p.residual + column.at + r * 8) : 0;
   }
-};
+}
 
 // One column as bf16, the residual added before the one rounding; returns the sum of squares.
-__device__ __forceinline__ float store_bf16(const Product& p, const Column& column,
-                                            const u16 (&residual)[4], float (&values)[4]) {
+__device__ __forceinline__ float store_bf16(const LinearParams& p, const Column& column,
+                                            const u32* residual, float (&values)[4]) {
   const int rows = p.rows - column.row;
   if (p.epilogue == kAddResidual) {
 #pragma unroll
-    for (int r = 0; r < 4; ++r) values[r] += bf16_to_float(residual[r]);
+    for (int r = 0; r < 4; ++r) values[r] += bf16_to_float(static_cast<u16>(residual[r]));
   }
   float squares = 0.f;
 #pragma unroll
@@ -491,8 +396,8 @@ __device__ __forceinline__ float store_bf16(const Product& p, const Column& colu
 }
 
 template <int kTiles>
-__device__ __forceinline__ void store_rows(const Product& p, const Strip& strip, const Residual<kTiles>& residual,
-                                           const Accumulators<kTiles>& sum) {
+__device__ __forceinline__ void store_rows(const LinearParams& p, const Strip& strip, u32 (&residual)[8],
+                                           bool has_residual, const Accumulators<kTiles>& sum) {
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
@@ -500,7 +405,9 @@ __device__ __forceinline__ void store_rows(const Product& p, const Strip& strip,
       const Column column(p, strip, tile, i);
       float values[4], squares = 0.f;
       column_sums(sum, tile, i, values);
-      if (column.t < p.tokens) squares = store_bf16(p, column, residual.at[tile][i], values);
+      u32* own = residual + i * 4;
+      if (!has_residual) load_residual(p, column, own);
+      if (column.t < p.tokens) squares = store_bf16(p, column, own, values);
       if (p.square_sums == nullptr) continue;
       squares = row_group_sum(squares);
       const int strips = (p.rows + kStripRows - 1) / kStripRows;
@@ -517,7 +424,7 @@ struct RowScales {
 };
 
 template <class Format>
-__device__ __forceinline__ RowScales load_row_scales(const Product& p, const Strip& strip) {
+__device__ __forceinline__ RowScales load_row_scales(const LinearParams& p, const Strip& strip) {
   RowScales scales;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -528,8 +435,8 @@ __device__ __forceinline__ RowScales load_row_scales(const Product& p, const Str
 }
 
 template <int kTiles>
-__device__ __forceinline__ void finish_strip(const Product& p, const Strip& strip,
-                                             const RowScales& scales, const Residual<kTiles>& residual,
+__device__ __forceinline__ void finish_strip(const LinearParams& p, const Strip& strip,
+                                             const RowScales& scales, u32 (&residual)[8], bool has_residual,
                                              Accumulators<kTiles>& sum) {
 #pragma unroll
   for (int i = 0; i < 2 * kTiles * 4; ++i) {
@@ -541,14 +448,14 @@ __device__ __forceinline__ void finish_strip(const Product& p, const Strip& stri
   } else if (p.epilogue == kStoreFloat) {
     store_float(p, strip, sum);
   } else {
-    store_rows(p, strip, residual, sum);
+    store_rows(p, strip, residual, has_residual, sum);
   }
 }
 
 // Adds up the warps that worked on the same strip, in the order of k; warps of the first slice
 // get the sums.
 template <class Format, int kTiles>
-__device__ void add_slices(const Product& p, u32 scratch, int warp, int lane,
+__device__ void add_slices(const LinearParams& p, u32 scratch, int warp, int lane,
                            Accumulators<kTiles>& sum) {
   const int first = p.strips_per_block;
   const u32 mine = scratch + (warp - first) * (kTiles * 1024) + lane * 16;
@@ -574,8 +481,8 @@ __device__ void add_slices(const Product& p, u32 scratch, int warp, int lane,
 // Sums of one strip in memory, by lane. Pieces of a row block have consecutive slots: thread block
 // plus row block.
 template <int kTiles>
-__device__ __forceinline__ uint4* partial_of(const LinearParams& launch, const Product& p, int slot, int strip, int lane) {
-  return reinterpret_cast<uint4*>(launch.workspace) + 2 +
+__device__ __forceinline__ uint4* partial_of(const LinearParams& p, int slot, int strip, int lane) {
+  return reinterpret_cast<uint4*>(p.partials) +
          static_cast<size_t>(slot * p.strips_per_block + strip) * (2 * kTiles * 32) + lane;
 }
 
@@ -593,22 +500,26 @@ __device__ __forceinline__ bool is_complete(uint4 v) {
   return v.x != kEmpty && v.y != kEmpty && v.z != kEmpty && v.w != kEmpty;
 }
 
-// Adds another thread block's sums of a strip, waiting for them. Their slot is left empty.
-template <int kTiles>
-__device__ __forceinline__ void take_strip(uint4* slot, Accumulators<kTiles>& sum) {
-  uint4 values[2 * kTiles];
-#pragma unroll
-  for (int i = 0; i < 2 * kTiles; ++i) values[i] = load_relaxed_16(slot + i * 32);
-#pragma unroll
-  for (int i = 0; i < 2 * kTiles; ++i) {
-    for (u32 polls = 0; !is_complete(values[i]); ++polls) {
-      if (polls == kMaxPolls) __trap();
-      values[i] = load_relaxed_16(slot + i * 32);
-    }
-    add_fragment(sum.at[i / kTiles][i % kTiles], values[i]);
-    store_relaxed_16(slot + i * 32, make_uint4(kEmpty, kEmpty, kEmpty, kEmpty));
+// strips_per_block is a power of two.
+__device__ __forceinline__ int strip_shift(const LinearParams& p) { return __ffs(p.strips_per_block) - 1; }
+
+// A thread block's units of one row block.
+struct Piece {
+  int row_block, begin, end;
+  int block_begin, block_end;
+  int strips;
+
+  __device__ __forceinline__ Piece(const LinearParams& p, int unit, int stretch_end)
+      : row_block(static_cast<u32>(unit) / static_cast<u32>(p.units_per_block)),
+        begin(unit),
+        block_begin(row_block * p.units_per_block),
+        block_end(block_begin + p.units_per_block),
+        strips(row_block == p.row_blocks - 1 ? p.last_strips : p.strips_per_block) {
+    end = min(stretch_end, block_end);
   }
-}
+  // Whether it begins its row block: then its sums end here.
+  __device__ __forceinline__ bool is_first() const { return begin == block_begin; }
+};
 
 // A consumer's place among those of its block.
 template <class Format>
@@ -616,83 +527,108 @@ struct Consumer {
   int warp, lane, half;  // half: of a part, for formats whose parts two warps share
   int strip, slice, slices;
 
-  __device__ __forceinline__ Consumer(const Product& p, int thread)
+  __device__ __forceinline__ Consumer(const LinearParams& p, int thread)
       : warp(thread / 32),
         lane(thread % 32),
-        half(warp / p.strips_per_block % Format::kWarpsPerPart),
-        strip(warp % p.strips_per_block),
-        slice(warp / p.strips_per_block / Format::kWarpsPerPart),
-        slices(kPartsPerUnit / p.strips_per_block) {}
+        half((warp >> strip_shift(p)) % Format::kWarpsPerPart),
+        strip(warp & (p.strips_per_block - 1)),
+        slice((warp >> strip_shift(p)) / Format::kWarpsPerPart),
+        slices(kPartsPerUnit >> strip_shift(p)) {}
   // Whether the warp gets the sums of one of `strips` strips.
   __device__ __forceinline__ bool is_finisher(int strips) const { return slice + half == 0 && strip < strips; }
-};
-
-// A product by its index, its numbers read where they are used: in registers they would crowd the
-// loops.
-__device__ __forceinline__ const Product& product_of(const LinearParams& p, int index) {
-  return p.products[opaque(index)];
-}
-
-// A thread block's units of one row block.
-struct Piece {
-  int row_block, begin, end;  // units of the product
-  int block_begin, block_end;
-  int strips;
-
-  __device__ __forceinline__ Piece(const Product& p, int unit, int stretch_end)
-      : row_block(unit / p.units_per_block),
-        begin(unit),
-        block_begin(row_block * p.units_per_block),
-        block_end(block_begin + p.units_per_block),
-        strips(row_block == p.row_blocks - 1 ? p.last_strips : p.strips_per_block) {
-    end = min(stretch_end, block_end);
+  __device__ __forceinline__ Strip target(const LinearParams& p, const Piece& piece) const {
+    return Strip{piece.row_block * p.strips_per_block + strip, lane};
   }
 };
 
-// Sums of a piece to where they go: to y, or to the thread block that has the row block's first
-// piece. There the finisher of a strip asks for what it needs from memory, while the other warps of
-// the strip each fetch sums of other thread blocks; then they add up.
+// The end of a piece: its sums go to y, or to the thread block that has the row block's first piece.
+// There the finisher of a strip needs the residual, and the other warps of the strip each fetch sums
+// of other thread blocks. Both are asked for some units ahead and take the same registers.
 template <class Format, int kTiles>
-__device__ __forceinline__ void finish_piece(const LinearParams& launch, int index, int first_unit, int stretch_end,
-                                             u32 scratch, int thread, Accumulators<kTiles>& sum) {
-  const Product& p = product_of(launch, index);
-  const Piece piece(p, opaque(first_unit), stretch_end);
-  const Consumer<Format> me(p, thread);
-  const bool is_finisher = me.is_finisher(piece.strips), is_first = piece.begin == piece.block_begin;
-  const int slot = blockIdx.x + piece.row_block;
-  const Strip strip{piece.row_block * p.strips_per_block + me.strip, me.lane};
-  Residual<kTiles> residual;
+struct PieceEnd {
+  static constexpr bool kAsksAhead = kTiles == 1;  // more would not fit the registers
+
+  u32 asked[8];
   RowScales scales;
-  constexpr bool kAsksEarly = kTiles == 1;  // more would not fit the registers
-  if (kAsksEarly && is_finisher && is_first) {
-    residual.load(p, strip);
-    scales = load_row_scales<Format>(p, strip);
+
+  // A warp's share of what comes from other thread blocks: slots first, first + step, .. up to last.
+  struct Slots {
+    int first, step, last;
+
+    __device__ __forceinline__ Slots(const LinearParams& p, const Piece& piece, const Consumer<Format>& me) {
+      const int team = Shape<Format>::kWarps >> strip_shift(p), member = me.warp >> strip_shift(p);
+      const int slot = blockIdx.x + piece.row_block;
+      const bool takes = piece.is_first() && piece.end < piece.block_end && me.strip < piece.strips &&
+                         (member > 0 || team == 1);
+      const int others = takes ? block_of_unit(p, piece.block_end - 1) - static_cast<int>(blockIdx.x) : 0;
+      first = slot + max(member, 1), step = max(team - 1, 1), last = slot + others;
+    }
+  };
+
+  __device__ __forceinline__ void ask(const LinearParams& p, const Piece& piece, const Consumer<Format>& me) {
+    if (me.is_finisher(piece.strips) && piece.is_first()) {
+#pragma unroll
+      for (int i = 0; i < 2 * kTiles; ++i) load_residual(p, Column(p, me.target(p, piece), i / 2, i % 2), asked + 4 * i);
+      scales = load_row_scales<Format>(p, me.target(p, piece));
+    } else {
+      const Slots slots(p, piece, me);
+      if (slots.first <= slots.last) ask_slot(partial_of<kTiles>(p, slots.first, me.strip, me.lane), 0);
+    }
   }
-  const int team = Shape<Format>::kWarps / p.strips_per_block, member = me.warp / p.strips_per_block;
-  if (is_first && me.strip < piece.strips && (member > 0 || team == 1)) {
-    const int others = piece.end < piece.block_end ? block_of_unit(p, piece.block_end - 1) - blockIdx.x : 0;
+
+  __device__ __forceinline__ void finish(const LinearParams& p, const Piece& piece, const Consumer<Format>& me,
+                                         u32 scratch, Accumulators<kTiles>& sum) {
+    const bool is_finisher = me.is_finisher(piece.strips);
+    const Slots slots(p, piece, me);
 #pragma unroll 1
-    for (int i = max(member, 1); i <= others; i += max(team - 1, 1)) {
-      take_strip(partial_of<kTiles>(launch, p, slot + i, me.strip, me.lane), sum);
+    for (int slot = slots.first; slot <= slots.last; slot += slots.step) {
+      uint4* from = partial_of<kTiles>(p, slot, me.strip, me.lane);
+#pragma unroll
+      for (int half = 0; half < kTiles; ++half) {
+        if (!kAsksAhead || is_finisher || slot > slots.first) ask_slot(from, half);
+        add_slot(from, half, sum);
+      }
+    }
+    const bool is_alone = Shape<Format>::kWarps == p.strips_per_block;
+    if (!is_alone) add_slices<Format>(p, scratch, me.warp, me.lane, sum);
+    if (!is_finisher) return;
+    if (piece.is_first()) {
+      if (!kAsksAhead) scales = load_row_scales<Format>(p, me.target(p, piece));
+      finish_strip(p, me.target(p, piece), scales, asked, kAsksAhead && !is_alone, sum);
+    } else {
+      give_strip(partial_of<kTiles>(p, blockIdx.x + piece.row_block, me.strip, me.lane), sum);
     }
   }
-  if (team > 1) add_slices<Format>(p, scratch, me.warp, me.lane, sum);
-  if (!is_finisher) return;
-  if (is_first) {
-    if (!kAsksEarly) {
-      residual.load(p, strip);
-      scales = load_row_scales<Format>(p, strip);
+
+ private:
+  // Half of a slot when there are two column tiles, else all of it.
+  __device__ __forceinline__ void ask_slot(const uint4* from, int half) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint4 v = load_relaxed_16(from + (2 * half + i) * 32);
+      asked[4 * i] = v.x, asked[4 * i + 1] = v.y, asked[4 * i + 2] = v.z, asked[4 * i + 3] = v.w;
     }
-    finish_strip(p, strip, scales, residual, sum);
-    if (index + 1 < launch.num_products) report_strip(launch, index, me.lane);
-  } else {
-    give_strip(partial_of<kTiles>(launch, p, slot, me.strip, me.lane), sum);
   }
-}
+
+  // Waits for what was asked for and adds it. The slot is left empty.
+  __device__ __forceinline__ void add_slot(uint4* from, int half, Accumulators<kTiles>& sum) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int fragment = 2 * half + i;
+      uint4 v = make_uint4(asked[4 * i], asked[4 * i + 1], asked[4 * i + 2], asked[4 * i + 3]);
+      for (u32 polls = 0; !is_complete(v); ++polls) {
+        if (polls == kMaxPolls) __trap();
+        v = load_relaxed_16(from + fragment * 32);
+      }
+      add_fragment(sum.at[fragment / kTiles][fragment % kTiles], v);
+      store_relaxed_16(from + fragment * 32, make_uint4(kEmpty, kEmpty, kEmpty, kEmpty));
+    }
+  }
+};
 
 // Constants of a piece's end, into the L2 while there is time.
 template <class Format>
-__device__ __forceinline__ void prefetch_row_scales(const Product& p, const Piece& piece, int thread) {
+__device__ __forceinline__ void prefetch_row_scales(const LinearParams& p, const Piece& piece, int thread) {
   if (!Format::kScalesRows || thread >= piece.strips) return;
   prefetch_line(p.row_scale + (piece.row_block * p.strips_per_block + thread) * kStripRows);
 }
@@ -705,19 +641,18 @@ struct Window {
 };
 
 // Moves the window to `unit`, which it does not hold.
-template <class Format>
-__device__ __forceinline__ void move_window(const LinearParams& launch, const Product& p, const SharedLayout& shared,
-                                            Window& window, const Piece& piece, int unit, int stretch_end,
+template <class Format, int kTiles>
+__device__ __forceinline__ void move_window(const LinearParams& p, u32 scales, u32 address, Window& window, const Piece& piece, int unit, int stretch_end,
                                             bool is_first, int thread) {
-  const int unit_columns = kPartsPerUnit / p.strips_per_block * Format::kPartColumns;
-  const int window_units = p.window / unit_columns;
+  const int unit_columns = (kPartsPerUnit >> strip_shift(p)) * Format::kPartColumns;
+  const int window_units = p.window >> (__ffs(unit_columns) - 1);
   window.is_whole = window_units >= p.units_per_block && stretch_end - unit > window_units;
   window.begin = window.is_whole ? piece.block_begin : unit;
   const int count = window.is_whole ? p.units_per_block : min(window_units, stretch_end - unit);
   window.end = window.begin + count;
   if (!is_first) consumer_barrier<Format>();
   const WindowRange range(p, unit_columns, window.begin - piece.block_begin, count);
-  load_window<Format>(p, shared.scales(), shared.window(launch), range, is_first, thread);
+  load_window<Format, kTiles>(p, scales, address, range, is_first, thread);
 }
 
 // Where a warp finds its share of a unit in its stage, and the addresses of x's fragments.
@@ -728,7 +663,7 @@ struct Reader {
 
   // Columns past T repeat the last one: their products are never stored. A warp without a strip
   // repeats the last one; nobody reads its sums.
-  __device__ __forceinline__ Reader(const Product& p, const Consumer<Format>& me, int strips, u32 window,
+  __device__ __forceinline__ Reader(const LinearParams& p, const Consumer<Format>& me, int strips, u32 window,
                                     int units_before)
       : step(me.slices * Format::kPartColumns * 2) {
     const u32 part = me.slice * strips + min(me.strip, strips - 1);
@@ -744,95 +679,63 @@ struct Reader {
   }
 };
 
-// Where memory is fastest, latencies of two units are borne together.
-constexpr bool kPairs = __CUDA_ARCH__ >= 900;
-
-// Multiplies `count` units that follow each other in the ring, kUnits at a time.
-template <int kUnits, class Format, int kTiles>
+// Multiplies `count` units that follow each other in the ring.
+template <class Format, int kTiles>
 __device__ __forceinline__ void multiply_units(const SharedLayout& shared, RingPosition& at, int stages,
-                                               Reader<Format, kTiles>& from, int& count, int lane,
+                                               Reader<Format, kTiles>& from, int count, int lane,
                                                Accumulators<kTiles>& sum) {
 #pragma unroll 1
-  for (; count >= kUnits; count -= kUnits) {
-    Part<Format> parts[kUnits];
-    u32 read[kUnits];
-#pragma unroll
-    for (int i = 0; i < kUnits; ++i) {
-      const u32 stage = shared.ring + at.stage * unit_bytes<Format>(kPartsPerUnit);
-      barrier_wait(shared.full + at.stage * 8, at.parity);
-      parts[i] = load_part<Format>(stage + from.weights, stage + from.slab);
-      read[i] = shared.empty() + at.stage * 8;
-      at.advance(stages);
-    }
+  for (; count > 0; --count) {
+    const u32 stage = shared.ring + at.stage * unit_bytes<Format>(kPartsPerUnit);
+    barrier_wait(shared.full + at.stage * 8, at.parity);
+    const Part<Format> part = load_part<Format>(stage + from.weights, stage + from.slab);
     __syncwarp();
-    if (lane == 0) {
+    if (lane == 0) barrier_arrive(shared.empty() + at.stage * 8);
+    at.advance(stages);
+    multiply_part(sum, part, from.columns);
 #pragma unroll
-      for (int i = 0; i < kUnits; ++i) barrier_arrive(read[i]);
-    }
-#pragma unroll
-    for (int i = 0; i < kUnits; ++i) {
-      multiply_part(sum, parts[i], from.columns);
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) from.columns[tile] += from.step;
-    }
+    for (int tile = 0; tile < kTiles; ++tile) from.columns[tile] += from.step;
   }
 }
 
 template <class Format, int kTiles>
-__device__ __forceinline__ void consume_product(const LinearParams& p, int index, const SharedLayout& shared,
-                                                RingPosition& at, int thread) {
-  const Stretch mine(product_of(p, index));
+__device__ __forceinline__ void consume_ring(const LinearParams& p, const SharedLayout& shared, int thread) {
+  const Stretch mine(p);
+  const u32 address = shared.window<Format, kTiles>(p);
+  RingPosition at;
   Window window{};
+  call_norm_weight(p, thread);
+  // From here on what the kernel before has written may be read, and memory may be written.
+  wait_for_previous_kernel();
 #pragma unroll 1
   for (int unit = mine.begin; unit < mine.end;) {
     const int first = unit;
-    const Piece piece(product_of(p, index), first, mine.end);
-    prefetch_row_scales<Format>(product_of(p, index), piece, thread);
+    const Piece piece(p, first, mine.end);
+    prefetch_row_scales<Format>(p, piece, thread);
+    PieceEnd<Format, kTiles> end;
     Accumulators<kTiles> sum;
     sum.clear();
     if (window.is_whole) window.begin = piece.block_begin, window.end = piece.block_end;
 #pragma unroll 1
     while (unit < piece.end) {
       if (unit >= window.end) {
-        move_window<Format>(p, product_of(p, index), shared, window, piece, unit, mine.end, unit == mine.begin, thread);
+        move_window<Format, kTiles>(p, shared.scales(), address, window, piece, unit, mine.end, unit == mine.begin, thread);
       }
-      int count = min(piece.end, window.end) - unit;
+      const int count = min(piece.end, window.end) - unit;
+      const Consumer<Format> me(p, opaque(thread));
+      Reader<Format, kTiles> from(p, me, piece.strips, address, unit - window.begin);
       unit += count;
-      const Consumer<Format> me(product_of(p, index), opaque(thread));
-      Reader<Format, kTiles> from(product_of(p, index), me, piece.strips, shared.window(p),
-                                  unit - count - window.begin);
-      if (kPairs && kTiles == 1) multiply_units<2>(shared, at, p.stages, from, count, me.lane, sum);
-      multiply_units<1>(shared, at, p.stages, from, count, me.lane, sum);
-    }
-    finish_piece<Format>(p, index, first, mine.end, shared.scratch(), opaque(thread), sum);
-  }
-}
-
-// Behind the first wait what the kernel before has written may be read, and memory may be written;
-// behind each other, what the product before has written.
-template <class Format, int kTiles>
-__device__ __forceinline__ void consume_ring(const LinearParams& p, const SharedLayout& shared, int thread) {
-  RingPosition at;
-  u32 passed = 0;
-#pragma unroll 1
-  for (int index = 0; index < p.num_products; ++index) {
-    const bool is_last = index + 1 == p.num_products;
-    if (is_last) allow_next_kernel();
-    call_norm_weight(product_of(p, index), thread);
-    if (index == 0) {
-      wait_for_previous_kernel();
-    } else {
-      wait_for_product<Format>(p, index - 1, thread);
-      // The answer is looked at late: nothing waits for it.
-      if (is_last && thread == 0) {
-        asm volatile("atom.add.relaxed.gpu.global.u32 %0, [%1], 1;" : "=r"(passed) : "l"(passed_blocks(p)) : "memory");
+      const bool is_end = end.kAsksAhead && unit == piece.end;
+      const int late = is_end ? min(count, kUnitsAhead) : 0;
+      multiply_units(shared, at, p.stages, from, count - late, me.lane, sum);
+      if (is_end) {
+        end.ask(p, Piece(p, first, mine.end), me);
+        multiply_units(shared, at, p.stages, from, late, me.lane, sum);
       }
     }
-    consume_product<Format, kTiles>(p, index, shared, at, thread);
-  }
-  if (p.num_products > 1 && thread == 0 && passed + 2 == gridDim.x) {
-#pragma unroll 1
-    for (int i = 0; i <= kMaxProducts; ++i) p.workspace[i] = kEmpty;
+    const Piece done(p, opaque(first), mine.end);
+    const Consumer<Format> me(p, opaque(thread));
+    end.finish(p, done, me, shared.scratch(), sum);
   }
 }
 
@@ -850,6 +753,7 @@ __device__ __forceinline__ void linear_small_t(const LinearParams& p) {
     }
     barrier_init_fence();
   }
+  allow_next_kernel();
   __syncthreads();
   if (thread >= kConsumers) {
     const int lane = thread - kConsumers;
@@ -861,26 +765,26 @@ __device__ __forceinline__ void linear_small_t(const LinearParams& p) {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(Shape<Bf16>::kThreads, 1)
-linear_small_t_bf16_8(const __grid_constant__ LinearParams p) { linear_small_t<Bf16, 1>(p); }
+extern "C" __global__ void __launch_bounds__(Shape<Bf16>::kThreads, Shape<Bf16>::kResident)
+linear_small_t_bf16_8(const LinearParams p) { linear_small_t<Bf16, 1>(p); }
 
-extern "C" __global__ void __launch_bounds__(Shape<Bf16>::kThreads, 1)
-linear_small_t_bf16_16(const __grid_constant__ LinearParams p) { linear_small_t<Bf16, 2>(p); }
+extern "C" __global__ void __launch_bounds__(Shape<Bf16>::kThreads, Shape<Bf16>::kResident)
+linear_small_t_bf16_16(const LinearParams p) { linear_small_t<Bf16, 2>(p); }
 
-extern "C" __global__ void __launch_bounds__(Shape<E4m3Row>::kThreads, 1)
-linear_small_t_fp8_row_8(const __grid_constant__ LinearParams p) { linear_small_t<E4m3Row, 1>(p); }
+extern "C" __global__ void __launch_bounds__(Shape<E4m3Row>::kThreads, Shape<E4m3Row>::kResident)
+linear_small_t_fp8_row_8(const LinearParams p) { linear_small_t<E4m3Row, 1>(p); }
 
-extern "C" __global__ void __launch_bounds__(Shape<E4m3Row>::kThreads, 1)
-linear_small_t_fp8_row_16(const __grid_constant__ LinearParams p) { linear_small_t<E4m3Row, 2>(p); }
+extern "C" __global__ void __launch_bounds__(Shape<E4m3Row>::kThreads, Shape<E4m3Row>::kResident)
+linear_small_t_fp8_row_16(const LinearParams p) { linear_small_t<E4m3Row, 2>(p); }
 
-extern "C" __global__ void __launch_bounds__(Shape<E4m3Block>::kThreads, 1)
-linear_small_t_fp8_block_8(const __grid_constant__ LinearParams p) { linear_small_t<E4m3Block, 1>(p); }
+extern "C" __global__ void __launch_bounds__(Shape<E4m3Block>::kThreads, Shape<E4m3Block>::kResident)
+linear_small_t_fp8_block_8(const LinearParams p) { linear_small_t<E4m3Block, 1>(p); }
 
-extern "C" __global__ void __launch_bounds__(Shape<E4m3Block>::kThreads, 1)
-linear_small_t_fp8_block_16(const __grid_constant__ LinearParams p) { linear_small_t<E4m3Block, 2>(p); }
+extern "C" __global__ void __launch_bounds__(Shape<E4m3Block>::kThreads, Shape<E4m3Block>::kResident)
+linear_small_t_fp8_block_16(const LinearParams p) { linear_small_t<E4m3Block, 2>(p); }
 
-extern "C" __global__ void __launch_bounds__(Shape<E2m1>::kThreads, 1)
-linear_small_t_nvfp4_8(const __grid_constant__ LinearParams p) { linear_small_t<E2m1, 1>(p); }
+extern "C" __global__ void __launch_bounds__(Shape<E2m1>::kThreads, Shape<E2m1>::kResident)
+linear_small_t_nvfp4_8(const LinearParams p) { linear_small_t<E2m1, 1>(p); }
 
-extern "C" __global__ void __launch_bounds__(Shape<E2m1>::kThreads, 1)
-linear_small_t_nvfp4_16(const __grid_constant__ LinearParams p) { linear_small_t<E2m1, 2>(p); }
+extern "C" __global__ void __launch_bounds__(Shape<E2m1>::kThreads, Shape<E2m1>::kResident)
+linear_small_t_nvfp4_16(const LinearParams p) { linear_small_t<E2m1, 2>(p); }

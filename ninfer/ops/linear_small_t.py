@@ -5,22 +5,17 @@
     a[t, n] = sum_k x'[t, k] * W[n, k], W decoded exactly; * row_scale[n] for fp8_row and nvfp4
     y = bf16(a) | f32 a | bf16(residual + a) | bf16(silu(a[t, gate]) * a[t, up])
 
-Up to MAX_PRODUCTS of them in one launch, each reading what those before it wrote: memory then stays
-busy from one to the next.
-
 Shapes     x [T, K], 1 <= T <= 16, K % 8 == 0; W [N, K] packed; y and residual [T, N], or with
-           swiglu y [T, N / 2] and W's rows packed interleaved; square_sums [T, ceil(N / 32)];
-           products of one launch share T and the weight format
+           swiglu y [T, N / 2] and W's rows packed interleaved; square_sums [T, ceil(N / 32)]
 Dtypes     x, residual, norm weight bf16; sums and accumulation f32; y bf16 or f32, rounded once
 Units      square_sums[t, s] = sum of y[t, 32 s .. 32 s + 31]^2 of the rounded y: what the next
            Op's norm takes
 Effects    writes every element of y (and of square_sums if given); y may be residual, never x
 Order      which products are added in which order depends on W's shape and format and on the
-           plan's thread blocks only: a column's bits do not depend on T or on the other columns,
-           nor on what shares the launch
-Workspace  f32 of `workspace_size` elements, every bit set before and after: counters, then partial
-           sums. Blocks wait for each other, so all have to be resident at once: `launch` checks
-           that they fit, and no two launches of such Ops may overlap on different streams
+           plan's thread blocks only: a column's bits do not depend on T or on the other columns
+Workspace  partials f32 of `workspace_size` elements, every byte 0xff before and after. Blocks
+           wait for each other, so all have to be resident at once: `launch` checks that they
+           fit, and no two launches of such Ops may overlap on different streams
 Errors     OpContractError for a shape, dtype, stride or alignment outside the above
 Tolerance  BF16_REDUCTION
 Source     the definition; the layout follows the ideas of IST-DASLab/marlin
@@ -28,9 +23,9 @@ Source     the definition; the layout follows the ideas of IST-DASLab/marlin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -46,36 +41,32 @@ from ninfer.ops.linear_packing import PARTS_PER_UNIT, STRIP_ROWS, ImageLayout, W
 _OP: Final = "linear_small_t"
 
 MAX_TOKENS: Final = 16
-MAX_PRODUCTS: Final = 4
 COLUMN_TILE: Final = 8
-_COUNTERS: Final = 8
-"""Elements of the workspace ahead of the partial sums."""
-NEXT_UNITS: Final = 4
-_MAX_STAGES: Final = 8
+_LEAST_STAGES: Final = 4
 _LONG_STRETCH_UNITS: Final = 20
 _LOOKAHEAD_UNITS: Final = 4
+_UNITS_FOR_TWO_BLOCKS: Final = 8
 _BARRIER_BYTES: Final = 12 * 8 * 2 + 64
+_WARPS_PER_PART: Final = MappingProxyType(
+    {
+        WeightFormat.BF16: 1,
+        WeightFormat.FP8_ROW: 2,
+        WeightFormat.FP8_BLOCK: 2,
+        WeightFormat.NVFP4: 1,
+    }
+)
+"""As in kernels/include/linear_parts.cuh."""
 _BLOCK_RESERVE_BYTES: Final = 1024
-_NEIGHBOUR_BYTES: Final = 11 * 1024
-"""Left of a multiprocessor for the block of a kernel without a ring that starts early."""
-_PRODUCT: Final = np.dtype(
-    [
-        ("weights", "<u8"), ("x", "<u8"), ("y", "<u8"), ("residual", "<u8"), ("row_scale", "<u8"),
-        ("square_sums", "<u8"), ("x_square_sums", "<u8"), ("norm_weight", "<u8"),
-        ("rows", "<i4"), ("columns", "<i4"), ("tokens", "<i4"), ("x_stride", "<i4"),
-        ("y_stride", "<i4"), ("units_per_block", "<i4"), ("row_blocks", "<i4"),
-        ("strips_per_block", "<i4"), ("last_strips", "<i4"), ("thread_blocks", "<i4"),
-        ("window", "<i4"), ("epilogue", "<i4"), ("num_square_sums", "<i4"), ("norm_eps", "<f4"),
-        ("norm_offset", "<f4"), ("padding", "<i4"),
-    ]
-)  # fmt: skip
 _PARAMS: Final = np.dtype(
     [
-        ("products", _PRODUCT, (MAX_PRODUCTS,)),
-        ("workspace", "<u8"), ("next_weights", "<u8"), ("next_bytes", "<u8"),
-        ("num_products", "<i4"), ("stages", "<i4"), ("scratch_bytes", "<i4"),
-        ("lookahead", "<i4"), ("next_units", "<i4"), ("next_blocks", "<i4"),
-        ("next_unit_bytes", "<i4"), ("next_count", "<i4"),
+        ("weights", "<u8"), ("x", "<u8"), ("y", "<u8"), ("residual", "<u8"), ("row_scale", "<u8"),
+        ("partials", "<u8"), ("square_sums", "<u8"),
+        ("x_square_sums", "<u8"), ("norm_weight", "<u8"),
+        ("rows", "<i4"), ("columns", "<i4"), ("tokens", "<i4"), ("x_stride", "<i4"),
+        ("y_stride", "<i4"), ("units_per_block", "<i4"), ("row_blocks", "<i4"),
+        ("strips_per_block", "<i4"), ("last_strips", "<i4"), ("stages", "<i4"), ("window", "<i4"),
+        ("epilogue", "<i4"), ("num_square_sums", "<i4"), ("norm_eps", "<f4"),
+        ("norm_offset", "<f4"), ("lookahead", "<i4"),
     ]
 )  # fmt: skip
 
@@ -109,13 +100,12 @@ class LinearPlan:
 class RingShape:
     """How one launch uses shared memory; changes nothing of the result.
 
-    windows     columns of x held at once, of each product
-    lookahead   units beyond the ring that are called into the L2 at the start of a product
+    window      columns of x held at once
+    lookahead   units beyond the first ring that are called into the L2 at the start
     """
 
     stages: int
-    windows: tuple[int, ...]
-    scratch_bytes: int
+    window: int
     shared_bytes: int
     lookahead: int
 
@@ -142,20 +132,6 @@ class InputNorm:
     offset: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Product:
-    """One product of a launch. residual goes with ADD_RESIDUAL and with nothing else; square_sums
-    f32 [T, ceil(N / 32)] of the y written, for bf16 results that are not gated."""
-
-    weight: PackedLinear
-    x: DeviceArray
-    y: DeviceArray
-    epilogue: Epilogue = Epilogue.STORE_BF16
-    residual: DeviceArray | None = None
-    square_sums: DeviceArray | None = None
-    norm: InputNorm | None = None
-
-
 def reference(
     x: FloatArray, weight: FloatArray, *, residual: FloatArray | None = None, is_gated: bool = False
 ) -> FloatArray:
@@ -167,8 +143,12 @@ def reference(
 
 
 def plan_linear(layout: ImageLayout, limits: DeviceLimits) -> LinearPlan:
-    """One thread block a multiprocessor."""
-    units, blocks = layout.units, limits.num_multiprocessors
+    """One thread block a multiprocessor; two where decoding, not memory, would be the limit."""
+    units = layout.units
+    count = 1
+    if layout.format is WeightFormat.NVFP4 and _can_share(limits):
+        count = 2 if units >= _UNITS_FOR_TWO_BLOCKS * limits.num_multiprocessors else 1
+    blocks = count * limits.num_multiprocessors
     if units * blocks >= 2**31:
         fail(_OP, f"[{layout.rows}, {layout.columns}] is too large")
     return LinearPlan(layout, min(blocks, units))
@@ -179,34 +159,35 @@ def workspace_size(plan: LinearPlan, max_tokens: int = MAX_TOKENS) -> int:
     layout = plan.layout
     slots = plan.thread_blocks + layout.row_blocks
     tiles = -(-max_tokens // COLUMN_TILE)
-    sums = slots * layout.strips_per_block * STRIP_ROWS * tiles * COLUMN_TILE
-    return _COUNTERS + sums
+    return slots * layout.strips_per_block * STRIP_ROWS * tiles * COLUMN_TILE
 
 
 def threads(fmt: WeightFormat) -> int:
-    """Threads of a block: a warp a part of a unit, or two where weights are decoded, and the warp
-    that fills the ring."""
+    """Threads of a block: one or two warps a part of a unit, and the warp that fills the ring."""
     return 32 * (_consumers(fmt) + 1)
 
 
-def shape_ring(plans: Sequence[LinearPlan], tokens: int, limits: DeviceLimits) -> RingShape:
-    """How a launch of these plans uses shared memory; measured, see bench/results/NOTES.md.
+def shape_ring(plan: LinearPlan, tokens: int, limits: DeviceLimits) -> RingShape:
+    """How launches of this plan use shared memory; measured, see bench/results/NOTES.md.
 
-    A launch with long stretches takes all of a multiprocessor and looks ahead; one short product
-    leaves room for the next kernel of a chain, if its part of x fits.
+    Long stretches take all of a multiprocessor, and of bf16 look ahead; short ones of few warps
+    leave room for the next kernel of a chain, if their part of x fits; two blocks of one kernel
+    share with shallow rings.
     """
-    if len(plans) == 1 and plans[0].max_units < _LONG_STRETCH_UNITS and _is_roomy(limits):
-        ring = fit_ring(plans, tokens, limits, resident_blocks=2, max_stages=6, lookahead=0)
-        if ring.windows[0] >= _needed_window(plans[0]):
+    if plan.thread_blocks > limits.num_multiprocessors:
+        return fit_ring(plan, tokens, limits, resident_blocks=2, max_stages=3, lookahead=0)
+    is_long = plan.max_units >= _LONG_STRETCH_UNITS
+    if not is_long and _WARPS_PER_PART[plan.layout.format] == 1 and _can_share(limits):
+        ring = fit_ring(plan, tokens, limits, resident_blocks=2, max_stages=6, lookahead=0)
+        if ring.window >= _needed_window(plan):
             return ring
-    return fit_ring(
-        plans, tokens, limits,
-        resident_blocks=1, max_stages=_MAX_STAGES, lookahead=_LOOKAHEAD_UNITS,
-    )  # fmt: skip
+    looks_ahead = is_long and plan.layout.format is WeightFormat.BF16
+    lookahead = _LOOKAHEAD_UNITS if looks_ahead else 0
+    return fit_ring(plan, tokens, limits, resident_blocks=1, max_stages=8, lookahead=lookahead)
 
 
 def fit_ring(
-    plans: Sequence[LinearPlan],
+    plan: LinearPlan,
     tokens: int,
     limits: DeviceLimits,
     *,
@@ -216,133 +197,100 @@ def fit_ring(
 ) -> RingShape:
     """Fit a ring and a window into what a block has when `resident_blocks` share a multiprocessor.
 
-    The window grows to what a block's stretches need as long as six stages remain, four on small
-    multiprocessors; it gives way to fewer only where a single unit of x would not fit. Raises
-    OpContractError if nothing fits.
+    The window grows to what a block's stretch needs as long as four stages remain; it gives way
+    to fewer only where a single unit of x would not fit. Raises OpContractError if nothing fits.
     """
-    fmt = plans[0].layout.format
-    stage_bytes = fmt.unit_bytes()
-    pad = 8 if fmt is WeightFormat.NVFP4 else 32
+    layout = plan.layout
+    stage_bytes = layout.format.unit_bytes()
+    step = _window_step(plan)
+    pad = 8 if layout.format is WeightFormat.NVFP4 else 32
     share = limits.shared_bytes_per_multiprocessor // resident_blocks
-    if resident_blocks == 1 and _is_roomy(limits):
-        share -= _NEIGHBOUR_BYTES
-    strips = min(plan.layout.strips_per_block for plan in plans)
-    scratch_bytes = (_consumers(fmt) - strips) * -(-tokens // COLUMN_TILE) * 1024
+    tiles = -(-tokens // COLUMN_TILE)
+    scratch_bytes = (_consumers(layout.format) - layout.strips_per_block) * tiles * 1024
     fixed_bytes = _BARRIER_BYTES + scratch_bytes
     budget = min(limits.shared_bytes_per_block, share - _BLOCK_RESERVE_BYTES) - fixed_bytes
+    needed = _needed_window(plan)
     pitch_bytes = 2 * tokens
-    windows: tuple[int, ...] = ()
-    for least_stages in range(min(6 if _is_roomy(limits) else 4, max_stages), 1, -1):
-        most = (budget - least_stages * stage_bytes) // pitch_bytes - pad
-        windows = tuple(_fit_window(plan, most) for plan in plans)
-        if min(windows) > 0:
+    window = 0
+    for least_stages in range(min(_LEAST_STAGES, max_stages), 1, -1):
+        free_bytes = budget - least_stages * stage_bytes
+        window = min(needed, (free_bytes // pitch_bytes - pad) // step * step)
+        if window >= step:
             break
     else:
         fail(_OP, f"{tokens} columns do not fit the shared memory of {limits.name}")
-    window_bytes = (max(windows) + pad) * pitch_bytes
+    window_bytes = (window + pad) * pitch_bytes
     stages = min(max_stages, (budget - window_bytes) // stage_bytes)
     shared_bytes = stages * stage_bytes + fixed_bytes + window_bytes
-    return RingShape(stages, windows, scratch_bytes, shared_bytes, lookahead)
-
-
-def can_join(products: Sequence[Product], product: Product) -> bool:
-    """Whether one launch takes another product behind these."""
-    same = products[0]
-    return (
-        len(products) < MAX_PRODUCTS
-        and same.weight.plan.layout.format is product.weight.plan.layout.format
-        and _tokens(same) == _tokens(product)
-    )
+    return RingShape(stages, window, shared_bytes, lookahead)
 
 
 def launch(
     kernels: KernelLibrary,
-    products: Sequence[Product],
+    weight: PackedLinear,
+    x: DeviceArray,
+    y: DeviceArray,
     *,
     workspace: DeviceArray,
     stream: int,
+    epilogue: Epilogue = Epilogue.STORE_BF16,
+    residual: DeviceArray | None = None,
+    square_sums: DeviceArray | None = None,
+    norm: InputNorm | None = None,
     is_chained: bool = False,
-    next_weight: PackedLinear | None = None,
-    next_units: int = NEXT_UNITS,
     ring: RingShape | None = None,
 ) -> None:
-    """Queue up to MAX_PRODUCTS products on `stream`; returns before they have run.
+    """Queue y on `stream`; returns before it has run.
 
     is_chained   may start while the kernel ahead of it in the stream still runs (weights are
                  constants; everything else waits for it)
-    next_weight  what a later launch of the stream reads first: its beginnings, next_units units a
-                 block, are called into the L2 when this launch has no more to read itself
     ring         for measurements; by default what shape_ring says
     """
-    plans = [product.weight.plan for product in products]
-    fmt, tokens = _check_products(products)
-    shape = ring or shape_ring(plans, tokens, kernels.limits)
-    params = np.zeros((), _PARAMS)
-    for target, product, window in zip(params["products"], products, shape.windows, strict=False):
-        _set_product(target, product, tokens)
-        target["window"] = window
-    params["num_products"], params["stages"] = len(products), shape.stages
-    params["scratch_bytes"], params["lookahead"] = shape.scratch_bytes, shape.lookahead
-    params["workspace"] = _workspace_address(plans, tokens, workspace)
-    if next_weight is not None:
-        _set_next_weight(params, next_weight, next_units)
-    tiles = -(-tokens // COLUMN_TILE)
-    function = kernels.function(_OP, f"{_OP}_{fmt.value}_{tiles * COLUMN_TILE}")
-    function.reserve_shared(kernels.limits.shared_bytes_per_block)
-    blocks = max(plan.thread_blocks for plan in plans)
-    resident = function.resident_blocks(threads(fmt), shape.shared_bytes)
-    if blocks > resident * kernels.limits.num_multiprocessors:
-        fail(_OP, f"{blocks} thread blocks are not resident at once")
-    function.launch(
-        (blocks, 1, 1), (threads(fmt), 1, 1), params,
-        stream=stream, shared_bytes=shape.shared_bytes, programmatic=is_chained,
-    )  # fmt: skip
-
-
-def _check_products(products: Sequence[Product]) -> tuple[WeightFormat, int]:
-    """The format and T that all products share."""
-    if not 1 <= len(products) <= MAX_PRODUCTS:
-        fail(_OP, f"{len(products)} products in a launch, 1 to {MAX_PRODUCTS} fit")
-    formats = {product.weight.plan.layout.format for product in products}
-    tokens = {_tokens(product) for product in products}
-    if len(formats) > 1 or len(tokens) > 1:
-        fail(_OP, f"products of one launch differ: {len(formats)} formats, T {sorted(tokens)}")
-    return formats.pop(), tokens.pop()
-
-
-def _tokens(product: Product) -> int:
-    return view_of(_OP, "x", product.x, "uint16", 2).shape[0]
-
-
-def _set_product(params: NDArray[np.void], product: Product, tokens: int) -> None:
-    layout, epilogue = product.weight.plan.layout, product.epilogue
-    source = view_of(_OP, "x", product.x, "uint16", 2)
+    layout = weight.plan.layout
+    source = view_of(_OP, "x", x, "uint16", 2)
+    tokens = source.shape[0]
     if not 1 <= tokens <= MAX_TOKENS or source.shape[1] != layout.columns:
         fail(_OP, f"x has shape {source.shape} for {layout.columns} columns, T up to {MAX_TOKENS}")
     if source.row_stride % 8 or source.address % 16:
         fail(_OP, "the rows of x are not aligned to 16 bytes")
+    shape = ring or shape_ring(weight.plan, tokens, kernels.limits)
+    params = np.zeros((), _PARAMS)
     params["x"], params["tokens"], params["x_stride"] = source.address, tokens, source.row_stride
-    _set_weight(params, product.weight)
-    _set_output(params, layout, tokens, product.y, epilogue)
-    _set_residual(params, layout, tokens, product.residual, epilogue)
-    if product.square_sums is not None:
+    params["stages"], params["window"] = shape.stages, shape.window
+    params["lookahead"] = shape.lookahead
+    _set_weight(params, weight)
+    _set_output(params, layout, tokens, y, epilogue)
+    _set_residual(params, layout, tokens, residual, epilogue)
+    _set_workspace(params, weight.plan, tokens, workspace)
+    if square_sums is not None:
         if epilogue not in (Epilogue.STORE_BF16, Epilogue.ADD_RESIDUAL):
             fail(_OP, f"no square sums with {epilogue.name}")
-        strips = view_of(_OP, "square_sums", product.square_sums, "float32", 2)
+        strips = view_of(_OP, "square_sums", square_sums, "float32", 2)
         _require_shape("square_sums", strips, (tokens, layout.strips))
         params["square_sums"] = strips.address
-    if product.norm is not None:
-        _set_norm(params, layout, tokens, product.norm)
+    if norm is not None:
+        _set_norm(params, layout, tokens, norm)
+    tiles = -(-tokens // COLUMN_TILE)
+    entry = f"linear_small_t_{layout.format.value}_{tiles * COLUMN_TILE}"
+    function = kernels.function("linear_small_t", entry)
+    function.reserve_shared(kernels.limits.shared_bytes_per_block)
+    num_threads = threads(layout.format)
+    resident = function.resident_blocks(num_threads, shape.shared_bytes)
+    if weight.plan.thread_blocks > resident * kernels.limits.num_multiprocessors:
+        fail(_OP, f"{weight.plan.thread_blocks} thread blocks are not resident at once")
+    function.launch(
+        (weight.plan.thread_blocks, 1, 1),
+        (num_threads, 1, 1),
+        params,
+        stream=stream,
+        shared_bytes=shape.shared_bytes,
+        programmatic=is_chained,
+    )
 
 
 def _consumers(fmt: WeightFormat) -> int:
     """Warps of a block that multiply."""
-    return PARTS_PER_UNIT * (1 if fmt is WeightFormat.BF16 else 2)
-
-
-def _fit_window(plan: LinearPlan, most: int) -> int:
-    step = _window_step(plan)
-    return max(0, min(_needed_window(plan), most // step * step))
+    return PARTS_PER_UNIT * _WARPS_PER_PART[fmt]
 
 
 def _window_step(plan: LinearPlan) -> int:
@@ -357,7 +305,7 @@ def _needed_window(plan: LinearPlan) -> int:
     return -(-columns // step) * step
 
 
-def _is_roomy(limits: DeviceLimits) -> bool:
+def _can_share(limits: DeviceLimits) -> bool:
     """Whether two blocks with deep rings fit one multiprocessor."""
     return limits.shared_bytes_per_multiprocessor >= 200 * 1024
 
@@ -379,17 +327,6 @@ def _set_weight(params: NDArray[np.void], weight: PackedLinear) -> None:
     params["units_per_block"], params["row_blocks"] = layout.units_per_block, layout.row_blocks
     params["strips_per_block"] = layout.strips_per_block
     params["last_strips"] = layout.last_strips
-    params["thread_blocks"] = weight.plan.thread_blocks
-
-
-def _set_next_weight(params: NDArray[np.void], weight: PackedLinear, units: int) -> None:
-    layout = weight.plan.layout
-    image = view_of(_OP, "next_weight.image", weight.image, "uint8", 1)
-    _require_shape("next_weight.image", image, (layout.image_bytes,))
-    params["next_weights"], params["next_bytes"] = image.address, layout.image_bytes
-    params["next_units"], params["next_blocks"] = layout.units, weight.plan.thread_blocks
-    params["next_unit_bytes"] = layout.format.unit_bytes()
-    params["next_count"] = min(units, weight.plan.max_units)
 
 
 def _set_output(
@@ -422,12 +359,14 @@ def _set_residual(
         params["residual"] = view.address
 
 
-def _workspace_address(plans: Sequence[LinearPlan], tokens: int, workspace: DeviceArray) -> int:
-    view = view_of(_OP, "workspace", workspace, "float32", 1)
-    size = max(workspace_size(plan, tokens) for plan in plans)
-    if view.shape[0] < size or view.address % 16:
-        fail(_OP, f"workspace holds {view.shape[0]} elements, expected {size}, aligned to 16")
-    return view.address
+def _set_workspace(
+    params: NDArray[np.void], plan: LinearPlan, tokens: int, workspace: DeviceArray
+) -> None:
+    partials = view_of(_OP, "workspace", workspace, "float32", 1)
+    size = workspace_size(plan, tokens)
+    if partials.shape[0] < size or partials.address % 16:
+        fail(_OP, f"workspace holds {partials.shape[0]} elements, expected {size}, aligned to 16")
+    params["partials"] = partials.address
 
 
 def _set_norm(params: NDArray[np.void], layout: ImageLayout, tokens: int, norm: InputNorm) -> None:

@@ -46,8 +46,8 @@ from ninfer.ops.moe_router import MAX_EXPERTS, MAX_EXPERTS_PER_TOKEN
 _OP: Final = "moe_small_t"
 
 MAX_TOKENS: Final = 16
-_MAX_COLUMNS: Final = 12288
-_TILE: Final = 16
+MAX_COLUMNS: Final = 12288
+TILE_ROWS: Final = 16
 _THREADS: Final = 256
 _BLOCKS_PER_MULTIPROCESSOR: Final = 2
 _RING_STAGES: Final = 6
@@ -165,7 +165,7 @@ def launch_router(
     params["shared_gate"] = require_view(
         _OP, "shared_gate", workspace.shared_gate, "float32", (tokens,)
     ).address
-    tiles = -(-layout.rows // _TILE)
+    tiles = -(-layout.rows // TILE_ROWS)
     kernels.function("moe_small_t", f"moe_router_product_{layout.format.value}").launch(
         (tiles + tokens, 1, 1), (_THREADS, 1, 1), params, stream=stream,
         shared_bytes=2 * columns, programmatic=is_chained,
@@ -235,8 +235,10 @@ def _launch_gate_up(
         rows = weights.shared.gate_up.plan.layout.rows
         params["shared"] = single_matrix(_OP, "shared.gate_up", weights.shared.gate_up)
         params["y_shared"] = _shared_inner(workspace, tokens, rows // 2)
-        shared_tiles = rows // _TILE
-    most_tiles = shared_tiles + min(int(params["num_experts"]), num_pairs) * layout.rows // _TILE
+        shared_tiles = rows // TILE_ROWS
+    most_tiles = (
+        shared_tiles + min(int(params["num_experts"]), num_pairs) * layout.rows // TILE_ROWS
+    )
     blocks = min(kernels.limits.num_multiprocessors * _BLOCKS_PER_MULTIPROCESSOR, most_tiles)
     _launch(
         kernels, f"moe_gate_up_{layout.format.value}", blocks, layout, params, stream, is_chained
@@ -277,7 +279,7 @@ def _launch_down(
             allows_row_stride=True,
         )  # fmt: skip
         params[name], params[f"{name}_stride"] = view.address, view.row_stride
-    blocks = columns // _TILE
+    blocks = columns // TILE_ROWS
     _launch(kernels, f"moe_down_{layout.format.value}", blocks, layout, params, stream, True)
 
 
@@ -301,7 +303,7 @@ def _launch(
 
 def _check_sizes(weights: MoeWeights, tokens: int, columns: int) -> None:
     router, gate_up, down = weights.router.plan.layout, weights.gate_up.layout, weights.down.layout
-    if not 1 <= tokens <= MAX_TOKENS or columns % _TILE or not 16 <= columns <= _MAX_COLUMNS:
+    if not 1 <= tokens <= MAX_TOKENS or columns % TILE_ROWS or not 16 <= columns <= MAX_COLUMNS:
         fail(_OP, f"x has shape {(tokens, columns)}: up to {MAX_TOKENS} rows of a multiple of 16")
     num_experts, inner = router.rows, down.columns
     most = min(MAX_EXPERTS_PER_TOKEN, num_experts)

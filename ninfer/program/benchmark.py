@@ -55,7 +55,7 @@ class CaseFigures:
 
     prefill_s         one prompt from the first chunk to its token
     prefill_flop_s    model FLOP a second of it
-    step_s            one decode step as the event loop sees it
+    step_s            from the end of a decode step to the end of the next, seen by the event loop
     device_step_s     the same step's graph on the device
     host_gap_s        step_s less device_step_s, medians
     floor_s           bytes_a_step at the read rate
@@ -138,11 +138,13 @@ class ModelBenchmark:
 
     async def _step_times(self, sequences: Sequence[_Sequence], case: BenchCase) -> list[float]:
         times = []
-        for _ in range(_WARM_UP_STEPS + case.output_tokens):
+        num_steps = _WARM_UP_STEPS + case.output_tokens
+        ended = time.perf_counter()
+        for step in range(num_steps):
             rows = tuple(sequence.row(sequence.newest, samples=True) for sequence in sequences)
-            started = time.perf_counter()
-            outputs = await self._executor.decode(rows)
-            times.append(time.perf_counter() - started)
+            outputs = await self._executor.decode(rows, goes_on=step + 1 < num_steps)
+            before, ended = ended, time.perf_counter()
+            times.append(ended - before)
             for sequence, output in zip(sequences, outputs, strict=True):
                 sequence.advance(1, output)
         return times[_WARM_UP_STEPS:]

@@ -135,13 +135,21 @@ class ModelProgram:
         row = sequence.prompt_row(num_tokens, num_pages, samples=True)
         return self._launch(UnitKind.PREFILL, (sequence,), (row,))
 
-    def launch_decode(self, handles: Sequence[SequenceHandle]) -> PendingBatch:
-        """Start one step for rows whose prompt is done, each with its next accepted token."""
+    def launch_decode(
+        self, handles: Sequence[SequenceHandle], *, goes_on: bool = False
+    ) -> PendingBatch:
+        """Start one step for rows whose prompt is done, each with its next accepted token.
+        `goes_on` as the contract says."""
         if not handles or len(set(handles)) != len(handles):
             raise InvariantError(f"a decode batch of {len(handles)} rows, some of them twice")
         sequences = tuple(self._launchable_decode(handle) for handle in handles)
-        rows = tuple(sequence.decode_row(pages_of(sequence.frontier + 1)) for sequence in sequences)
-        return self._launch(UnitKind.DECODE, sequences, rows)
+        # A step ahead writes the slots that this one reads.
+        goes_on = goes_on and not any(self._states.is_shared(s.slot) for s in sequences)
+        rows = tuple(
+            sequence.decode_row(self._residents.pages_to_show(sequence, goes_on=goes_on))
+            for sequence in sequences
+        )
+        return self._launch(UnitKind.DECODE, sequences, rows, goes_on=goes_on)
 
     async def complete(self, batch: PendingBatch) -> None:
         """Wait until the unit has run and fill `outputs`; idempotent until the settlement.
@@ -177,10 +185,13 @@ class ModelProgram:
 
     def abort(self, batch: PendingBatch) -> None:
         """Settle: everything as before the launch; reservations stay. InvariantError while the
-        unit still runs (`complete` waits for it, also when it is cancelled)."""
+        unit still runs (`complete` waits for it, also when it is cancelled), and for a completed
+        one that was launched to go on."""
         unit = self._unit_of(batch)
         if not unit.work.is_done():
             raise InvariantError("a unit is aborted while it runs")
+        if unit.goes_on and batch.outputs is not None:
+            raise InvariantError("a unit that was launched to go on is aborted")
         unit.work.forget()
         self._settle(unit)
 
@@ -390,20 +401,28 @@ class ModelProgram:
         return sequence
 
     def _launch(
-        self, kind: UnitKind, sequences: tuple[SequenceRecord, ...], rows: tuple[UnitRow, ...]
+        self,
+        kind: UnitKind,
+        sequences: tuple[SequenceRecord, ...],
+        rows: tuple[UnitRow, ...],
+        *,
+        goes_on: bool = False,
     ) -> PendingBatch:
         batch = PendingBatch(
             kind=kind,
             handles=tuple(sequence.handle for sequence in sequences),
             num_inputs=tuple(row.token_ids.shape[0] for row in rows),
         )
-        self._start(self._execute(kind, rows), sequences, rows, batch)
+        work = self._execute(kind, rows, goes_on)
+        self._start(work, sequences, rows, batch, goes_on=goes_on)
         return batch
 
-    async def _execute(self, kind: UnitKind, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
+    async def _execute(
+        self, kind: UnitKind, rows: tuple[UnitRow, ...], goes_on: bool
+    ) -> tuple[RowOutput, ...]:
         if kind is UnitKind.PREFILL:
             return (await self._executor.prefill(rows[0]),)
-        return await self._executor.decode(rows)
+        return await self._executor.decode(rows, goes_on=goes_on)
 
     def _start(
         self,
@@ -411,8 +430,10 @@ class ModelProgram:
         sequences: tuple[SequenceRecord, ...],
         rows: tuple[UnitRow, ...],
         batch: PendingBatch | None = None,
+        *,
+        goes_on: bool = False,
     ) -> Unit[T]:
-        unit = Unit(sequences, rows, UnitWork(work), batch)
+        unit = Unit(sequences, rows, UnitWork(work), batch, goes_on)
         for sequence, row in zip(sequences, rows, strict=True):
             self._residents.launch(sequence, row)
         self._unit = unit

@@ -122,8 +122,16 @@ class Residents:
             sequence.page_table[sequence.num_reserved : needed] = added
             sequence.num_reserved = needed
         if self._has_states and sequence.provisional_slot is None:
-            sequence.provisional_slot = self._states.acquire()
+            sequence.provisional_slot = self._states.acquire(sequence.last_slot)
         return True
+
+    def pages_to_show(self, sequence: SequenceRecord, *, goes_on: bool) -> int:
+        """Pages of a reserved decode row: those of its input and, if it goes on and they are to be
+        had, of the input behind it."""
+        stop = sequence.frontier + 1
+        if goes_on and stop < self._capacity.max_context and self.reserve(sequence, 2):
+            stop += 1
+        return pages_of(stop)
 
     def launch(self, sequence: SequenceRecord, row: UnitRow) -> None:
         """The row belongs to a unit from now on."""
@@ -137,15 +145,17 @@ class Residents:
     def advance(self, sequence: SequenceRecord, row: UnitRow) -> None:
         """Make what the unit wrote for this row the sequence's State and KV."""
         lane = sequence.handle.lane
-        self._pages.commit(lane, row.page_table.shape[0])
+        frontier = row.start + row.token_ids.shape[0]
+        self._pages.commit(lane, pages_of(frontier))
         if sequence.copies:
             self._pages.end_copy(lane)
             sequence.copies, sequence.owns_tail = (), True
         if sequence.provisional_slot is not None:
             if sequence.slot != ROOT_SLOT:
                 self._states.release(sequence.slot)
+            sequence.last_slot = sequence.slot
             sequence.slot, sequence.provisional_slot = sequence.provisional_slot, None
-        sequence.frontier = row.start + row.token_ids.shape[0]
+        sequence.frontier = frontier
 
     def device_copy(self, sequence: SequenceRecord) -> DeviceCopy:
         """What a checkpoint of its committed frontier holds."""

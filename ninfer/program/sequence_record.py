@@ -31,6 +31,7 @@ class SequenceRecord:
     accepted           tokens chosen so far, in order
     slot               StateImage of the frontier
     provisional_slot   where the next unit writes its StateImage, once reserved
+    last_slot          where the one before `slot` was: the next to be asked for
     owns_tail          the page that the frontier lies in may be written behind it: nobody else does
     copies             (original, copy) of that page, which the next unit makes first
     is_pending         a launched unit has this row
@@ -41,12 +42,14 @@ class SequenceRecord:
         "_counts",
         "_mapped",
         "_prompt_ids",
+        "_residence",
         "accepted",
         "copies",
         "frontier",
         "handle",
         "has_ended",
         "is_pending",
+        "last_slot",
         "num_prompt",
         "num_reserved",
         "owns_tail",
@@ -66,6 +69,8 @@ class SequenceRecord:
         self.frontier = 0
         self.slot = ROOT_SLOT
         self.provisional_slot: int | None = None
+        self.last_slot = ROOT_SLOT
+        self._residence = (handle.lane, handle.generation)
         self.owns_tail = True
         self.copies: tuple[tuple[int, int], ...] = ()
         self.is_pending = False
@@ -142,6 +147,7 @@ class SequenceRecord:
             positions=positions,
             sample=sample,
             copies=self.copies,
+            residence=self._residence,
         )
 
     def _sample_row(self, position: int) -> SampleRow:

@@ -17,12 +17,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unit(Generic[T]):
-    """The launched unit. `batch` is None for a scoring unit, which settles itself."""
+    """The launched unit. `batch` is None for a scoring unit, which settles itself. `goes_on`: the
+    executor may have gone on with it."""
 
     sequences: tuple[SequenceRecord, ...]
     rows: tuple[UnitRow, ...]
     work: UnitWork[T]
     batch: PendingBatch | None = None
+    goes_on: bool = False
 
 
 def check_outputs(rows: Sequence[UnitRow], outputs: tuple[RowOutput, ...], vocab_size: int) -> None:

@@ -6,13 +6,20 @@ import json
 import os
 import signal
 import subprocess
-import time
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.helpers.command import argv_of, clean_environ, ninfer, start_ninfer
+from tests.helpers.command import (
+    PATIENCE_S,
+    argv_of,
+    clean_environ,
+    ninfer,
+    start_ninfer,
+    wait_until_read,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "ninfer" / "data" / "demo_model"
@@ -61,7 +68,7 @@ def test_a_reader_that_goes_away_ends_the_program_quietly() -> None:
         process.stdout.close()
         process.stdin.write(b"Hello!\n" * 3)
         process.stdin.close()
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_S) == 0
         assert process.stderr is not None
         assert process.stderr.read() == b""
 
@@ -74,7 +81,7 @@ def test_a_reader_that_never_read_is_no_failure(arguments: list[str]) -> None:
     os.close(reader)
     with start_ninfer(*arguments, stdout=writer) as process:
         os.close(writer)
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_S) == 0
         assert process.stderr is not None
         assert process.stderr.read() == b""
 
@@ -86,9 +93,11 @@ def test_interrupting_a_waiting_pipe_ends_with_130() -> None:
         process.stdin.write(b"What is 48 + 37?\n")
         process.stdin.flush()
         process.stdout.readline()
-        time.sleep(0.2)
+        process.stdin.write(b"and")
+        process.stdin.flush()
+        wait_until_read(process.stdin)
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
+        assert process.wait(PATIENCE_S) == 130
         assert process.stderr is not None
         assert process.stderr.read() == b""
 
@@ -107,10 +116,9 @@ def test_interrupting_a_read_of_stdin_ends_with_130(arguments: list[str]) -> Non
         assert process.stdin is not None
         process.stdin.write(b"[")
         process.stdin.flush()
-        # Python has put its own handler for SIGINT in place by now and imported the command.
-        time.sleep(1.0)
+        wait_until_read(process.stdin)
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
+        assert process.wait(PATIENCE_S) == 130
         assert process.stderr is not None
         assert process.stderr.read() == b""
 
@@ -122,14 +130,48 @@ def test_an_interrupt_during_a_piped_answer_ends_with_130() -> None:
         assert process.stderr is not None
         assert process.stdout.read(4)
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
+        assert process.wait(PATIENCE_S) == 130
         assert process.stderr.read() == b""
+
+
+@pytest.mark.parametrize("arguments", [["run", "--prompt", "Tell me a story."], []])
+def test_sigterm_ends_the_line_of_a_piped_answer(arguments: list[str]) -> None:
+    with start_ninfer(*arguments, "--repetition-penalty", "10", stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdin.write(b"Tell me a story.\n")
+        process.stdin.flush()
+        assert process.stdout.read(4)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == -signal.SIGTERM
+        assert process.stdout.read().endswith(b"\n")
+        assert process.stderr.read() == b""
+
+
+@pytest.mark.parametrize(
+    "module", ["ninfer.cli.main", "ninfer.cli.console", "argparse", "ninfer.cli.info", "numpy"]
+)
+def test_an_interrupt_while_the_program_is_imported_is_quiet(module: str) -> None:
+    code = (
+        "import signal, sys\n"
+        "class Interrupter:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == {module!r}: signal.raise_signal(signal.SIGINT)\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "sys.meta_path.insert(0, Interrupter())\nsys.argv = ['ninfer', 'info']\n"
+        "from ninfer.__main__ import main\nsys.exit(main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, timeout=PATIENCE_S, env=clean_environ()
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
 def in_shell(*arguments: str, redirection: str) -> tuple[int, str, str]:
     done = subprocess.run(
         ["sh", "-c", f'exec "$@" {redirection}', "sh", *argv_of(*arguments)],
-        input=b"Hello!\n", capture_output=True, env=clean_environ(), timeout=60,
+        input=b"Hello!\n", capture_output=True, env=clean_environ(), timeout=PATIENCE_S,
     )  # fmt: skip
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 

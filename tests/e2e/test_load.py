@@ -16,11 +16,15 @@ import pytest
 
 from ninfer.contract.generation import EngineHealth
 from ninfer.options import EngineOptions
+from tests.helpers.gateway_rig import until
 from tests.helpers.served_model import RunningServer, served_demo_model
 
 NUM_CLIENTS = 64
 NUM_REQUESTS = 2000
 MAX_TOKENS = 12
+OUTER_LIMIT_S = 3600.0
+NO_TIMEOUT = aiohttp.ClientTimeout(total=None)
+"""The test as a whole has one; a busy machine may take long for a single request."""
 QUESTIONS = (
     "hi",
     "What is a volcano?",
@@ -139,7 +143,7 @@ class Client:
 async def right_answers(server: RunningServer) -> dict[Case, Spoken]:
     """Every case alone, one after the other."""
     answers = {}
-    async with aiohttp.ClientSession() as session:
+    async with aiohttp.ClientSession(timeout=NO_TIMEOUT) as session:
         client = Client(f"{server.url}/v1/chat/completions", session, seed=0)
         for case in CASES:
             answers[case] = await client._whole(case)
@@ -150,7 +154,7 @@ async def run_client(
     url: str, index: int, counts: list[int], answers: dict[Case, Spoken], outcomes: Counter[str]
 ) -> None:
     chooser = random.Random(1000 + index)
-    async with aiohttp.ClientSession() as session:
+    async with aiohttp.ClientSession(timeout=NO_TIMEOUT) as session:
         client = Client(f"{url}/v1/chat/completions", session, seed=index)
         while counts[0] > 0:
             counts[0] -= 1
@@ -168,11 +172,8 @@ async def run_client(
 
 
 async def wait_until_idle(server: RunningServer) -> None:
-    for _ in range(1000):
-        if not (server.engine.status().outstanding or server.gateway.counters.exchanges_active):
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("the server did not come to rest")
+    await until(lambda: not server.engine.status().outstanding, OUTER_LIMIT_S)
+    await until(lambda: not server.gateway.counters.exchanges_active, OUTER_LIMIT_S)
 
 
 def resident_bytes() -> int:
@@ -181,9 +182,9 @@ def resident_bytes() -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(OUTER_LIMIT_S)
 async def test_every_request_ends_once_with_the_answer_it_has_alone() -> None:
-    options = EngineOptions(max_pending=NUM_CLIENTS, queue_timeout=300.0)
+    options = EngineOptions(max_pending=NUM_CLIENTS, queue_timeout=OUTER_LIMIT_S)
     async with served_demo_model(options) as server:
         answers = await right_answers(server)
         await wait_until_idle(server)

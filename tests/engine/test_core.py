@@ -205,6 +205,30 @@ class TestSchedulingOfUnits:
             if drained is not None:
                 assert not await drained
 
+    async def test_a_step_may_go_on_when_a_step_is_next(self) -> None:
+        async with running_engine() as rig:
+            await read(rig.engine.submit(rig.request(max_tokens=5)))
+            steps = [call for call in rig.executor.calls if call.kind == "decode"]
+            assert (len(steps), rig.executor.num_going_on) == (4, 3)
+
+    async def test_no_step_goes_on_while_a_prompt_is_to_be_read(self) -> None:
+        async with running_engine() as rig:
+            gate = rig.close_gate()
+            first = asyncio.create_task(read(rig.engine.submit(rig.request(max_tokens=9))))
+            gate.step()
+            await spin()
+            second = asyncio.create_task(read(rig.engine.submit(rig.request(40, max_tokens=1))))
+            await spin()
+            before = rig.executor.num_going_on
+            for _ in range(5):
+                gate.step()
+                await spin()
+            kinds = [call.kind for call in rig.executor.calls[1:7]]
+            assert kinds == ["decode", "prefill"] * 3
+            assert (before, rig.executor.num_going_on) == (0, 1)
+            gate.open()
+            await asyncio.gather(first, second)
+
     async def test_ready_rows_decode_in_one_batch_of_their_exact_number(self) -> None:
         async with running_engine(capacity(lanes=3)) as rig:
             requests = [rig.request(5, max_tokens=n) for n in (4, 6, 8)]

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from blockbuster import blockbuster_ctx
 
-from tests.helpers.gateway_rig import Rig, running_gateway
+from tests.helpers.gateway_rig import PATIENT_LIMITS, Rig, running_gateway
 
 
 @pytest.fixture(autouse=True)
@@ -18,5 +18,5 @@ def _no_blocking_calls() -> Iterator[None]:
 
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
-    async with running_gateway() as rig:
+    async with running_gateway(limits=PATIENT_LIMITS) as rig:
         yield rig

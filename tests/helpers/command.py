@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import array
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import termios
+import time
 from collections.abc import Mapping
 from typing import IO, TypeAlias
 
 Stream: TypeAlias = IO[bytes] | int | None
+
+PATIENCE_S = 100.0
+"""Longest wait for what a working program does at once, on a machine that is busy with others."""
 
 
 def clean_environ(**extra: str) -> dict[str, str]:
@@ -56,8 +63,17 @@ def ninfer(
         input=data,
         capture_output=True,
         env=clean_environ(**(environ or {})),
-        timeout=100,
+        timeout=PATIENCE_S,
     )
     return subprocess.CompletedProcess(
         done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
     )
+
+
+def wait_until_read(pipe: IO[bytes]) -> None:
+    """Until the other side has taken everything written to `pipe`: it waits for more of it now."""
+    end_s = time.monotonic() + PATIENCE_S
+    unread = array.array("i", [0])
+    while fcntl.ioctl(pipe.fileno(), termios.FIONREAD, unread) or unread[0]:
+        assert time.monotonic() < end_s, f"{unread[0]} bytes were not read"
+        time.sleep(0.01)

@@ -98,6 +98,7 @@ class DrivenSequence:
             write_slot=self._next_slot(),
             positions=self._positions(stop),
             sample=sample_row(stop, self.params) if samples else None,
+            residence=(self.index, 1),
         )
 
     def advance(self, token_ids: Sequence[int]) -> None:
@@ -165,14 +166,18 @@ async def score(
 
 
 async def decode(
-    executor: Executor, targets: Sequence[DrivenSequence], token_ids: Sequence[int]
+    executor: Executor,
+    targets: Sequence[DrivenSequence],
+    token_ids: Sequence[int],
+    *,
+    goes_on: bool = False,
 ) -> list[GeneratedToken]:
     """One step of every target with its input token, in this order."""
     rows = tuple(
         target.row([token_id], samples=True)
         for target, token_id in zip(targets, token_ids, strict=True)
     )
-    outputs = await executor.decode(rows)
+    outputs = await executor.decode(rows, goes_on=goes_on)
     for target, token_id in zip(targets, token_ids, strict=True):
         target.advance([token_id])
     return [taken(output) for output in outputs]

@@ -122,6 +122,7 @@ class FakeCuda:
     num_queued: int = 0
     num_synchronised: int = 0
     num_synchronised_copies: int = 0
+    num_ordered_copies: int = 0
     _copy_polls_left: int = 0
     _polls_left: int = 0
 
@@ -221,6 +222,10 @@ class FakeCuda:
     def synchronize(self) -> None:
         self._check()
         self.num_synchronised += 1
+
+    def order_copies(self) -> None:
+        self._check()
+        self.num_ordered_copies += 1
 
     def mark_copies(self) -> None:
         self._check()

@@ -4,7 +4,8 @@ The "StateImage" of a slot is a rolling hash of the tokens fed so far; the "KV" 
 hash a token. A token is chosen from the hash of the slot, of all KV read back through the page
 table, and of everything in the SampleRow. So a wrong page table, slot, start, position, count, a
 lost commit or a stale state changes tokens, and `expected_tokens` (the same function computed from
-the plain token list) tells.
+the plain token list) tells. A decode unit that may go on leaves garbage where the step behind it
+would have written.
 
 A host block holds a page's hashes as bytes. A StateImage fills STATE_BLOCKS of them, the last one
 in part: the hash at the first byte and a check of it at the last, so a mixture of two is found.
@@ -80,6 +81,7 @@ class FakeExecutor:
     is_running   a call is in flight
     moves        all saves and loads so far
     has_states   False: a model of attention alone, whose tokens depend on KV only
+    num_going_on   decode calls that were told to go on
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class FakeExecutor:
         self.calls: list[Call] = []
         self.is_running = False
         self.is_closed = False
+        self.num_going_on = 0
         self._pages: HashArray = np.full((capacity.num_pages, PAGE_TOKENS), _POISON, np.uint64)
         self._slots = [_POISON] * capacity.num_slots
         self._slots[ROOT_SLOT] = 0
@@ -116,12 +119,18 @@ class FakeExecutor:
             await self._wait()
             return self._run((row,), fault)[0]
 
-    async def decode(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
+    async def decode(
+        self, rows: tuple[UnitRow, ...], *, goes_on: bool = False
+    ) -> tuple[RowOutput, ...]:
         with self._call("decode", rows) as fault:
             if any(row.token_ids.shape[0] != 1 for row in rows):
                 raise OpContractError("a decode row has one input")
             await self._wait()
-            return self._run(rows, fault)
+            outputs = self._run(rows, fault)
+            self.num_going_on += goes_on
+            for row in rows if goes_on else ():
+                self._spoil_next(row)
+            return outputs
 
     async def score(self, row: UnitRow) -> Float32Array:
         with self._call("score", (row,)) as fault:
@@ -303,6 +312,14 @@ class FakeExecutor:
         self._write_kv(row, np.full(row.token_ids.shape[0], _POISON, np.uint64))
         if self.has_states:
             self._slots[row.write_slot] = _POISON
+
+    def _spoil_next(self, row: UnitRow) -> None:
+        """What a step started ahead may overwrite."""
+        if self.has_states:
+            self._slots[row.read_slot] = _POISON
+        page, offset = divmod(row.start + 1, PAGE_TOKENS)
+        if page < row.page_table.shape[0]:
+            self._pages[row.page_table[page], offset] = _POISON
 
     def _write_kv(self, row: UnitRow, values: HashArray) -> None:
         ordinals = _ordinals_of(row)

@@ -66,9 +66,11 @@ class FaultyProgram:
         self._on_call("launch_prefill")
         return self._program.launch_prefill(handle, num_tokens)
 
-    def launch_decode(self, handles: Sequence[SequenceHandle]) -> PendingBatch:
+    def launch_decode(
+        self, handles: Sequence[SequenceHandle], *, goes_on: bool = False
+    ) -> PendingBatch:
         self._on_call("launch_decode")
-        return self._program.launch_decode(handles)
+        return self._program.launch_decode(handles, goes_on=goes_on)
 
     async def complete(self, batch: PendingBatch) -> None:
         await self._program.complete(batch)

@@ -22,6 +22,17 @@ from tests.helpers.fake_engine import CARD, FakeEngine, FakeFrontend
 
 HOST = "127.0.0.1"
 MESSAGES = [{"role": "user", "content": "hi"}]
+PATIENCE_S = 60.0
+"""Longest wait for what happens at once, on a machine that is busy with others."""
+PATIENT_LIMITS = GatewayLimits(
+    header_timeout_s=600.0,
+    idle_timeout_s=600.0,
+    body_timeout_s=600.0,
+    keep_alive_interval_s=600.0,
+    write_timeout_s=600.0,
+    user_timeout_s=600.0,
+)
+"""For tests that are not about time: a process that stood still for a minute breaks no deadline."""
 
 
 @dataclass(slots=True)
@@ -125,7 +136,7 @@ async def running_gateway(
         await listener.aclose()
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
     """Wait for something that other tasks bring about."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110  the condition is anything

@@ -68,10 +68,12 @@ async def prefill(
             return token
 
 
-async def decode(program: Program, handles: Sequence[SequenceHandle]) -> list[int]:
+async def decode(
+    program: Program, handles: Sequence[SequenceHandle], *, goes_on: bool = False
+) -> list[int]:
     """One committed step; one token a row."""
     assert all(program.reserve_units(handle, 1) for handle in handles)
-    batch = program.launch_decode(handles)
+    batch = program.launch_decode(handles, goes_on=goes_on)
     await program.complete(batch)
     program.commit(batch, [1] * len(handles))
     program.check()

@@ -14,6 +14,7 @@ from ninfer.gateway.app import Gateway
 from ninfer.gateway.lifecycle import ServedModel
 from ninfer.gateway.server import open_listener
 from ninfer.options import EngineOptions, SamplingOptions, ServeOptions
+from tests.helpers.gateway_rig import PATIENT_LIMITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ async def served_demo_model(options: EngineOptions) -> AsyncIterator[RunningServ
     engine = make_engine(model, options, cache)
     await engine.start()
     try:
-        gateway = Gateway(ServeOptions(), model.card)
+        gateway = Gateway(ServeOptions(), model.card, limits=PATIENT_LIMITS)
         report = partial(metric_families, engine, cache)
         gateway.attach(ServedModel(engine, model.frontend, model.card, report))
         listener = await open_listener(gateway, "127.0.0.1", 0)

@@ -23,7 +23,6 @@ from ninfer.ops.linear_small_t import (
     Epilogue,
     InputNorm,
     PackedLinear,
-    Product,
     fit_ring,
     plan_linear,
     shape_ring,
@@ -45,7 +44,7 @@ class FakeKernels:
         entries = {
             f"linear_small_t_{fmt.value}_{tile}" for fmt in WeightFormat for tile in (8, 16)
         } | {f"linear_pack_{fmt.value}" for fmt in WeightFormat}
-        self.driver = FakeDriver(frozenset(entries), argument_bytes=568)
+        self.driver = FakeDriver(frozenset(entries), argument_bytes=136)
         self.limits = limits
 
     def function(self, name: str, entry: str) -> Any:
@@ -56,26 +55,22 @@ class FakeKernels:
         return KernelFunction(cast(Any, self.driver), entry, handle)
 
 
-@given(
-    st.lists(shapes, min_size=1, max_size=4),
-    st.sampled_from(WeightFormat),
-    st.sampled_from(DEVICES),
-)
+@given(shapes, st.sampled_from(WeightFormat), st.sampled_from(DEVICES))
 def test_plans_use_every_block_and_all_blocks_fit_the_device(
-    products: list[tuple[int, int]], fmt: WeightFormat, limits: DeviceLimits
+    shape: tuple[int, int], fmt: WeightFormat, limits: DeviceLimits
 ) -> None:
-    plans = [plan_linear(ImageLayout.of(fmt, *shape), limits) for shape in products]
-    for plan in plans:
-        assert 1 <= plan.thread_blocks <= min(plan.layout.units, limits.num_multiprocessors)
+    plan = plan_linear(ImageLayout.of(fmt, *shape), limits)
+    assert 1 <= plan.thread_blocks <= plan.layout.units
+    assert plan.thread_blocks <= 2 * limits.num_multiprocessors
+    per_multiprocessor = -(-plan.thread_blocks // limits.num_multiprocessors)
     for tokens in (1, 8, 9, MAX_TOKENS):
-        ring = shape_ring(plans, tokens, limits)
+        ring = shape_ring(plan, tokens, limits)
         assert 2 <= ring.stages <= 12
         assert ring.shared_bytes <= limits.shared_bytes_per_block
-        assert ring.shared_bytes + 1024 <= limits.shared_bytes_per_multiprocessor
-        for plan, window in zip(plans, ring.windows, strict=True):
-            assert window > 0
-            assert window % plan.layout.unit_columns == 0
-            assert window * 2 % 128 == 0
+        taken = per_multiprocessor * (ring.shared_bytes + 1024)
+        assert taken <= limits.shared_bytes_per_multiprocessor
+        assert ring.window % plan.layout.unit_columns == 0
+        assert ring.window * 2 % 128 == 0
 
 
 @given(shapes, st.sampled_from(WeightFormat))
@@ -93,7 +88,7 @@ def test_a_ring_that_cannot_hold_one_unit_of_x_is_refused() -> None:
     tiny = dataclasses.replace(H200, shared_bytes_per_block=49152)
     plan = plan_linear(ImageLayout(WeightFormat.NVFP4, 2560, 4096, 1), H200)
     with pytest.raises(OpContractError, match="do not fit"):
-        fit_ring([plan], 16, tiny, resident_blocks=1, max_stages=4, lookahead=0)
+        fit_ring(plan, 16, tiny, resident_blocks=1, max_stages=4, lookahead=0)
 
 
 def test_reference_with_its_ends() -> None:
@@ -114,8 +109,9 @@ def test_reference_with_its_ends() -> None:
 )
 def test_the_parameter_struct_has_the_size_the_kernel_asserts(module: Any, source: str) -> None:
     text = Path(KERNELS_DIR / f"{source}.cu").read_text()
-    sizes = {int(size) for size in re.findall(r"sizeof\(\w+\) == (\d+)", text)}
-    assert module._PARAMS.itemsize in sizes
+    match = re.search(r"static_assert\(sizeof\(\w+\) == (\d+)", text)
+    assert match is not None
+    assert module._PARAMS.itemsize == int(match[1])
 
 
 def make_weight(fmt: WeightFormat = WeightFormat.BF16, **changes: Any) -> PackedLinear:
@@ -126,34 +122,16 @@ def make_weight(fmt: WeightFormat = WeightFormat.BF16, **changes: Any) -> Packed
     return dataclasses.replace(PackedLinear(plan, image, scale), **changes)
 
 
-OF_PRODUCT = {"epilogue", "residual", "square_sums", "norm"}
-
-
-def make_product(weight: PackedLinear, **changes: Any) -> Product:
-    operands: dict[str, Any] = {
+def launch(kernels: FakeKernels, weight: PackedLinear, **changes: Any) -> None:
+    arguments: dict[str, Any] = {
         "x": FakeArray((4, 4096), "uint16", 0x10000),
         "y": FakeArray((4, 2560), "uint16", 0x20000),
+        "workspace": FakeArray((workspace_size(weight.plan),), "float32", 0x30000),
+        "stream": 7,
     }
-    return Product(weight, **{**operands, **changes})
-
-
-def launch(kernels: FakeKernels, weight: PackedLinear, **changes: Any) -> None:
-    """One product; changes are of its operands or of the launch."""
-    operands = {name: changes.pop(name) for name in {"x", "y", *OF_PRODUCT} & set(changes)}
-    launch_all(kernels, [make_product(weight, **operands)], **changes)
-
-
-def launch_all(kernels: FakeKernels, products: list[Product], **changes: Any) -> None:
-    size = max((workspace_size(product.weight.plan) for product in products), default=0)
-    arguments: dict[str, Any] = {"workspace": FakeArray((size,), "float32", 0x30000), "stream": 7}
     arguments.update(changes)
-    linear_small_t.launch(cast(KernelLibrary, kernels), products, **arguments)
-
-
-def read_params(kernels: FakeKernels) -> Mapping[str, Any]:
-    (call,) = kernels.driver.launches
-    params: Mapping[str, Any] = np.frombuffer(call.arguments, linear_small_t._PARAMS)[0]
-    return params
+    x, y = arguments.pop("x"), arguments.pop("y")
+    linear_small_t.launch(cast(KernelLibrary, kernels), weight, x, y, **arguments)
 
 
 @pytest.mark.parametrize("fmt", list(WeightFormat))
@@ -171,7 +149,7 @@ def test_a_launch_picks_the_entry_and_passes_the_shape(
     assert call.grid == (weight.plan.thread_blocks, 1, 1)
     assert call.is_programmatic
     assert call.stream == 7
-    params = read_params(kernels)["products"][0]
+    params: Mapping[str, Any] = np.frombuffer(call.arguments, linear_small_t._PARAMS)[0]
     assert (params["rows"], params["columns"], params["tokens"]) == (2560, 4096, tokens)
     assert (params["x"], params["y"], params["weights"]) == (0x10000, 0x20000, 0x2000)
     assert params["x_stride"] == (8192 if tokens > 1 else 4096)
@@ -188,64 +166,11 @@ def test_optional_operands_reach_the_kernel() -> None:
         residual=FakeArray((4, 2560), "uint16", 0x40000),
         square_sums=FakeArray((4, 80), "float32", 0x70000), norm=norm,
     )  # fmt: skip
-    params = read_params(kernels)["products"][0]
+    params = np.frombuffer(kernels.driver.launches[0].arguments, linear_small_t._PARAMS)[0]
     assert (params["residual"], params["square_sums"]) == (0x40000, 0x70000)
     assert (params["x_square_sums"], params["norm_weight"]) == (0x50000, 0x60000)
     assert (params["num_square_sums"], params["norm_offset"]) == (128, 1.0)
     assert params["epilogue"] == Epilogue.ADD_RESIDUAL.value
-
-
-def test_the_weight_that_comes_next_reaches_the_kernel() -> None:
-    kernels, following = FakeKernels(), make_weight(WeightFormat.NVFP4)
-    launch(kernels, make_weight(), next_weight=following, next_units=1000)
-    params = read_params(kernels)
-    layout = following.plan.layout
-    assert (params["next_weights"], params["next_bytes"]) == (0x2000, layout.image_bytes)
-    assert (params["next_units"], params["next_unit_bytes"]) == (layout.units, 18432)
-    assert params["next_blocks"] == following.plan.thread_blocks
-    assert params["next_count"] == following.plan.max_units
-
-
-def test_products_that_follow_each_other_share_a_launch() -> None:
-    """The grid is that of the widest; every product keeps its own split."""
-    kernels = FakeKernels()
-    small = ImageLayout(WeightFormat.BF16, 2560, 128, 8)
-    narrow = make_weight(
-        plan=plan_linear(small, H200), image=FakeArray((small.image_bytes,), "uint8", 0x9000)
-    )
-    assert narrow.plan.thread_blocks < make_weight().plan.thread_blocks
-    second = make_product(
-        narrow, x=FakeArray((4, 128), "uint16", 0x40000), epilogue=Epilogue.ADD_RESIDUAL,
-        residual=FakeArray((4, 2560), "uint16", 0x20000),
-    )  # fmt: skip
-    launch_all(kernels, [make_product(make_weight()), second])
-    params = read_params(kernels)
-    assert kernels.driver.launches[0].grid == (make_weight().plan.thread_blocks, 1, 1)
-    assert params["num_products"] == 2
-    assert list(params["products"]["weights"]) == [0x2000, 0x9000, 0, 0]
-    assert list(params["products"]["thread_blocks"][:2]) == [
-        make_weight().plan.thread_blocks,
-        narrow.plan.thread_blocks,
-    ]
-    assert params["workspace"] == 0x30000
-
-
-def test_products_that_do_not_belong_together_are_refused() -> None:
-    product, kernels = make_product(make_weight()), FakeKernels()
-    other = make_product(make_weight(WeightFormat.FP8_ROW))
-    fewer = make_product(
-        make_weight(), x=FakeArray((3, 4096), "uint16"), y=FakeArray((3, 2560), "uint16")
-    )
-    assert linear_small_t.can_join([product] * 3, product)
-    refused: list[tuple[list[Product], str]] = [
-        ([], "0 products"), ([product] * 5, "5 products"), ([product, other], "2 formats"),
-        ([product, fewer], r"T \[3, 4\]"),
-    ]  # fmt: skip
-    for products, message in refused:
-        with pytest.raises(OpContractError, match=message):
-            launch_all(kernels, products, workspace=FakeArray((1 << 20,), "float32"))
-        if products:
-            assert not linear_small_t.can_join(products[:-1], products[-1])
 
 
 @pytest.mark.parametrize(

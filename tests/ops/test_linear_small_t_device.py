@@ -25,13 +25,7 @@ from ninfer.ops.linear_packing import (
     pack_fp8_scaled_rows,
     pack_nvfp4,
 )
-from ninfer.ops.linear_small_t import (
-    Epilogue,
-    InputNorm,
-    PackedLinear,
-    Product,
-    RingShape,
-)
+from ninfer.ops.linear_small_t import Epilogue, InputNorm, PackedLinear
 from tests.helpers.device import Device, open_device
 
 pytestmark = pytest.mark.gpu
@@ -131,8 +125,7 @@ def run(
     *,
     epilogue: Epilogue = Epilogue.STORE_BF16,
     workspace: Any = None,
-    ring: RingShape | None = None,
-    **operands: Any,
+    **options: Any,
 ) -> NDArray[Any]:
     """y, from a poisoned buffer with fences around it that must survive."""
     cp = device.cp
@@ -144,8 +137,8 @@ def run(
     given = cp.asarray(x)
     used = make_workspace(device, packed) if workspace is None else workspace
     linear_small_t.launch(
-        device.kernels, [Product(packed, given, y, epilogue=epilogue, **operands)],
-        workspace=used, stream=device.stream.ptr, ring=ring,
+        device.kernels, packed, given, y, workspace=used, stream=device.stream.ptr,
+        epilogue=epilogue, **options,
     )  # fmt: skip
     device.stream.synchronize()
     assert (cp.asnumpy(buffer[:FENCE]) == POISON).all()
@@ -201,6 +194,27 @@ def test_columns_match_float64_and_do_not_depend_on_their_number(
     assert (rounded == float_to_bf16(whole[:5])).all()
 
 
+@pytest.mark.parametrize("fmt", [WeightFormat.FP8_ROW, WeightFormat.FP8_BLOCK])
+def test_the_smallest_codes_count(device: Device, fmt: WeightFormat) -> None:
+    """e4m3 numbers without an implicit one, alone: next to larger ones nobody would miss them."""
+    rows, columns = 96, 1024
+    rng = np.random.default_rng(0)
+    codes = (rng.integers(1, 8, (rows, columns)) | rng.integers(0, 2, (rows, columns)) << 7).astype(
+        np.uint8
+    )
+    layout = ImageLayout.of(fmt, rows, columns)
+    ones = np.ones((rows, -(-columns // 128)), np.float32)
+    if fmt is WeightFormat.FP8_ROW:
+        image, scale = pack_fp8_row(codes, layout), np.ones(rows, np.float32)
+    else:
+        image, scale = pack_fp8_scaled_rows(codes, ones, layout), None
+    decoded = e4m3_to_float(codes).astype(np.float64)
+    packed = upload(device, Weight(layout, codes, None, scale, image, decoded))
+    x = random_x(3, columns)
+    want = linear_small_t.reference(bf16_to_float(x).astype(np.float64), decoded)
+    assert_near(run(device, packed, x, epilogue=Epilogue.STORE_FLOAT), want, 1e-4)
+
+
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_a_plan_that_cannot_be_resident_is_refused(device: Device, fmt: WeightFormat) -> None:
     packed = upload(device, make_weight(fmt, 4128, 2560))
@@ -220,7 +234,7 @@ def test_any_split_gives_the_product(device: Device, fmt: WeightFormat, thread_b
         plan = linear_small_t.LinearPlan(weight.layout, min(thread_blocks, weight.layout.units))
         packed = dataclasses.replace(packed, plan=plan)
         ring = linear_small_t.fit_ring(
-            [plan], 9, device.kernels.limits, resident_blocks=2, max_stages=3, lookahead=2
+            plan, 9, device.kernels.limits, resident_blocks=2, max_stages=3, lookahead=2
         )
         x = random_x(9, columns)
         got = run(device, packed, x, epilogue=Epilogue.STORE_FLOAT, ring=ring)
@@ -298,7 +312,7 @@ def test_ring_shape_changes_no_bit(device: Device, fmt: WeightFormat) -> None:
     want = run(device, packed, x, epilogue=Epilogue.STORE_FLOAT)
     for stages, resident, lookahead in itertools.product((2, 3, 6), (2, 3), (0, 5)):
         ring = linear_small_t.fit_ring(
-            [packed.plan], 8, limits,
+            packed.plan, 8, limits,
             resident_blocks=resident, max_stages=stages, lookahead=lookahead,
         )  # fmt: skip
         got = run(device, packed, x, epilogue=Epilogue.STORE_FLOAT, ring=ring)
@@ -322,13 +336,10 @@ def test_a_captured_chain_gives_the_bits_of_single_launches(
     workspace = make_workspace(device, packed)
 
     def link(index: int, chained: bool) -> None:
-        product = Product(
-            packed, states[index], states[index + 1], square_sums=sums[index + 1],
-            norm=InputNorm(sums[index], gain, 1e-6, 0.0),
-        )  # fmt: skip
         linear_small_t.launch(
-            device.kernels, [product], workspace=workspace, stream=device.stream.ptr,
-            is_chained=chained, next_weight=packed if chained else None, next_units=index,
+            device.kernels, packed, states[index], states[index + 1], workspace=workspace,
+            stream=device.stream.ptr, square_sums=sums[index + 1],
+            norm=InputNorm(sums[index], gain, 1e-6, 0.0), is_chained=chained,
         )  # fmt: skip
 
     for index in range(links):
@@ -345,95 +356,3 @@ def test_a_captured_chain_gives_the_bits_of_single_launches(
         device.stream.synchronize()
         assert (cp.asnumpy(states) == want).all()
     assert np.isfinite(bf16_to_float(want)).all()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Layer:
-    """out, gate_up, down and in of a small model, and buffers that pass from one to the next."""
-
-    weights: tuple[PackedLinear, ...]
-    x: Any
-    hidden: Any
-    sums: Any
-    inner: Any
-    projected: Any
-    gain: Any
-
-    @classmethod
-    def make(cls, device: Device, fmt: WeightFormat, tokens: int) -> Layer:
-        cp = device.cp
-        shapes = ((1024, 1536, False), (6144, 1024, True), (1024, 3072, False), (4128, 1024, False))
-        weights = tuple(
-            upload(device, make_weight(fmt, rows, columns, is_interleaved=gated))
-            for rows, columns, gated in shapes
-        )
-        return cls(
-            weights,
-            x=cp.asarray(random_x(tokens, 1536)),
-            hidden=cp.zeros((tokens, 1024), cp.uint16),
-            sums=cp.zeros((tokens, 32), cp.float32),
-            inner=cp.zeros((tokens, 3072), cp.uint16),
-            projected=cp.zeros((tokens, 4128), cp.uint16),
-            gain=cp.asarray(random_x(1, 1024, seed=5)[0]),
-        )
-
-    def products(self) -> list[Product]:
-        out, gate_up, down, projection = self.weights
-        norm = InputNorm(self.sums, self.gain, 1e-6, 1.0)
-        adds: dict[str, Any] = {
-            "epilogue": Epilogue.ADD_RESIDUAL, "residual": self.hidden, "square_sums": self.sums,
-        }  # fmt: skip
-        return [
-            Product(out, self.x, self.hidden, **adds),
-            Product(gate_up, self.hidden, self.inner, epilogue=Epilogue.SWIGLU, norm=norm),
-            Product(down, self.inner, self.hidden, **adds),
-            Product(projection, self.hidden, self.projected, norm=norm),
-        ]
-
-
-@pytest.mark.parametrize("tokens", [1, 8, 16])
-@pytest.mark.parametrize("fmt", FORMATS)
-def test_products_of_one_launch_give_the_bits_of_single_launches(
-    device: Device, fmt: WeightFormat, tokens: int
-) -> None:
-    """Products wait for each other, launch after launch, graph after graph."""
-    cp = device.cp
-    layer = Layer.make(device, fmt, tokens)
-    start = cp.asarray(random_x(tokens, 1024, seed=7))
-    workspace = cp.concatenate([make_workspace(device, weight) for weight in layer.weights])
-
-    def queue(groups: list[list[Product]], chained: bool) -> None:
-        for group in groups:
-            linear_small_t.launch(
-                device.kernels, group, workspace=workspace, stream=device.stream.ptr,
-                is_chained=chained, next_weight=layer.weights[0],
-            )  # fmt: skip
-
-    def results() -> list[NDArray[Any]]:
-        device.stream.synchronize()
-        assert (cp.asnumpy(workspace.view(cp.uint32)) == 0xFFFFFFFF).all()
-        return [cp.asnumpy(item) for item in (layer.hidden, layer.inner, layer.projected)]
-
-    def reset() -> None:
-        layer.hidden[...] = start
-        layer.inner[...] = layer.projected[...] = POISON
-
-    products = layer.products()
-    reset()
-    queue([[product] for product in products], False)
-    want = results()
-    assert all(np.isfinite(bf16_to_float(item)).all() for item in want)
-    for groups in ([products], [products[:2], products[2:]], [products[:1], products[1:]]):
-        reset()
-        queue(groups, True)
-        assert all((got == item).all() for got, item in zip(results(), want, strict=True))
-    device.stream.begin_capture()
-    queue([products] * 3, True)
-    graph = device.stream.end_capture()
-    outcomes = []
-    for _ in range(20):
-        reset()
-        graph.launch(device.stream)
-        outcomes.append(results())
-    for outcome in outcomes[1:]:
-        assert all((got == item).all() for got, item in zip(outcome, outcomes[0], strict=True))

@@ -253,7 +253,8 @@ class CheckpointMachine(RuleBasedStateMachine):
         if rows[0].num_prompt_left:
             batch = self.program.launch_prefill(rows[0].handle, num_tokens)
         else:
-            batch = self.program.launch_decode([s.handle for s in rows])
+            handles = [s.handle for s in rows]
+            batch = self.program.launch_decode(handles, goes_on=ending != "abort")
         if not await self.complete(batch) or ending == "abort":
             self.program.abort(batch)
             return

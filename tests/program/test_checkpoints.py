@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,10 @@ from ninfer.contract.units import Capacity
 from tests.helpers import program_driver
 from tests.helpers.checkpoint_rig import VOCAB_SIZE, CheckpointRig, spec_behind, spec_of
 from tests.helpers.fake_executor import Fault
-from tests.helpers.program_driver import decode, prefill, tokens_of
+from tests.helpers.program_driver import prefill, tokens_of
+
+decode = partial(program_driver.decode, goes_on=True)
+"""What a step ahead may overwrite is overwritten."""
 
 
 @pytest.fixture

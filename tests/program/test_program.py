@@ -249,6 +249,60 @@ async def test_a_running_unit_can_be_neither_settled_nor_closed_under(
     program.commit(batch, [1])
 
 
+async def test_a_completed_unit_that_may_go_on_is_only_committed(
+    program: ModelProgram, executor: FakeExecutor
+) -> None:
+    spec = spec_of(10)
+    handle = await ready(program, spec)
+    for _ in range(3):
+        assert program.reserve_units(handle, 1)
+        batch = program.launch_decode([handle], goes_on=True)
+        await program.complete(batch)
+        with pytest.raises(InvariantError, match="launched to go on"):
+            program.abort(batch)
+        program.commit(batch, [1])
+    assert executor.num_going_on == 3
+    assert program.reserve_units(handle, 1)
+    executor.faults[len(executor.calls)] = Fault("device_error")
+    batch = program.launch_decode([handle], goes_on=True)
+    with pytest.raises(DeviceError):
+        await program.complete(batch)
+    program.abort(batch)
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+async def test_a_unit_that_may_go_on_has_the_page_behind_it(
+    program: ModelProgram, goes_on: bool
+) -> None:
+    handle = await ready(program, spec_of(62))
+    pages = []
+    for _ in range(3):
+        assert program.reserve_units(handle, 1)
+        batch = program.launch_decode([handle], goes_on=goes_on)
+        await program.complete(batch)
+        program.commit(batch, [1])
+        program.check()
+        pages.append(program.occupancy().pages_used)
+    assert pages == ([1, 2, 2] if goes_on else [1, 1, 2])
+
+
+async def test_a_unit_that_may_go_on_does_without_a_page_that_is_not_there(
+    program: ModelProgram,
+) -> None:
+    handle = await ready(program, spec_of(63))
+    for _ in range(2):
+        other = program.open_sequence(spec_of(64))
+        free = program.occupancy().pages_total - program.occupancy().pages_used
+        assert program.reserve_units(other, min(64 * free, 256))
+    assert program.occupancy().pages_used == program.occupancy().pages_total
+    assert program.reserve_units(handle, 1)
+    batch = program.launch_decode([handle], goes_on=True)
+    await program.complete(batch)
+    program.commit(batch, [1])
+    assert program.frontier(handle) == 64
+    assert not program.reserve_units(handle, 1)
+
+
 @pytest.mark.parametrize("first", ["commit", "abort"])
 @pytest.mark.parametrize("second", ["commit", "abort", "complete"])
 async def test_a_batch_is_settled_once(program: ModelProgram, first: str, second: str) -> None:
@@ -506,7 +560,9 @@ class WrongExecutor(FakeExecutor):
 
     answer: tuple[RowOutput, ...] = ()
 
-    async def decode(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
+    async def decode(
+        self, rows: tuple[UnitRow, ...], *, goes_on: bool = False
+    ) -> tuple[RowOutput, ...]:
         return self.answer
 
 

@@ -128,8 +128,9 @@ class ProgramMachine(RuleBasedStateMachine):
         chosen = data.draw(st.permutations(candidates))
         chosen = chosen[: data.draw(st.integers(1, len(chosen)))]
         rows = [model for model in chosen if self.reserve(model, 1)]
+        goes_on = data.draw(st.booleans()) and ending not in ("abort", "cancel")
         if rows:
-            self.loop.run_until_complete(self.run_decode(rows, ending))
+            self.loop.run_until_complete(self.run_decode(rows, ending, goes_on))
 
     def reserve(self, model: Model, num_tokens: int) -> bool:
         """Reserve and compare with what the model of the pool says."""
@@ -152,10 +153,16 @@ class ProgramMachine(RuleBasedStateMachine):
         batch = self.program.launch_prefill(model.handle, num_tokens)
         await self.settle(batch, [model], ending)
 
-    async def run_decode(self, rows: list[Model], ending: Ending) -> None:
+    async def run_decode(self, rows: list[Model], ending: Ending, goes_on: bool) -> None:
         if ending in ("device_error", "non_finite"):
             self.executor.faults[len(self.executor.calls)] = Fault(ending)
-        batch = self.program.launch_decode([model.handle for model in rows])
+        handles = [model.handle for model in rows]
+        batch = self.program.launch_decode(handles, goes_on=goes_on)
+        for model in rows if goes_on else ():
+            needed = -(-(model.frontier + 2) // 64)
+            num_free = CAPACITY.num_pages - sum(other.num_pages for other in self.models)
+            if model.frontier + 2 <= CAPACITY.max_context and needed - model.num_pages <= num_free:
+                model.num_pages = max(model.num_pages, needed)
         await self.settle(batch, rows, ending)
 
     async def settle(self, batch: PendingBatch, rows: list[Model], ending: Ending) -> None:

@@ -31,7 +31,7 @@ struct E4m3Block : E4m3Row {
 };
 
 struct E2m1 : Bf16 {
-  static constexpr int kPartColumns = 128, kWarpsPerPart = 2;
+  static constexpr int kPartColumns = 128, kWarpsPerPart = 1;
   static constexpr u32 kPartSlab = 256;  // e4m3 a row and 16 columns
   static constexpr int kLaneBytes = 32;
   static constexpr int kPitchPad = 8;
@@ -171,28 +171,39 @@ __device__ __forceinline__ void multiply_part(Accumulators<kTiles>& sum, const P
   }
 }
 
-// Scales come as bf16 pairs {row g, row g + 8} that also carry 2^118 of the 2^126 by which e2m1
-// patterns are too small; the 2^8 left is in row_scale.
+// Scale pairs {row g, row g + 8} of a half's two row tiles, as bf16 pairs that also carry 2^118 of the
+// 2^126 by which e2m1 patterns are too small; the 2^8 left is in row_scale.
+__device__ __forceinline__ void e2m1_scales(u32 slab, u32 (&low)[2], u32 (&high)[2]) {
+  const u32 pairs[2] = {e4m3_first_pair(slab), e4m3_second_pair(slab)};
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const u32 scale = mul_bf16x2(mul_bf16x2(pairs[i], kTwoTo120), kTwoTo118);
+    low[i] = __byte_perm(scale, scale, 0x1010);
+    high[i] = __byte_perm(scale, scale, 0x3232);
+  }
+}
+
 template <int kTiles>
 __device__ __forceinline__ void multiply_part(Accumulators<kTiles>& sum, const Part<E2m1>& part,
                                               const u32 (&columns)[kTiles]) {
+  constexpr int kHalves = Part<E2m1>::kHalves;
+  u32 low[kHalves][2], high[kHalves][2];
 #pragma unroll
-  for (int half = 0; half < Part<E2m1>::kHalves; ++half) {
+  for (int half = 0; half < kHalves; ++half) e2m1_scales(half == 0 ? part.slab.x : part.slab.y, low[half], high[half]);
+#pragma unroll
+  for (int half = 0; half < kHalves; ++half) {
     u32 b[8][kTiles];
     load_columns<2>(columns, half * E2m1::kPartColumns, b);
-    const u32 scales = half == 0 ? part.slab.x : part.slab.y;
 #pragma unroll
     for (int row_tile = 0; row_tile < 2; ++row_tile) {
-      const u32 pair = row_tile == 0 ? e4m3_first_pair(scales) : e4m3_second_pair(scales);
-      const u32 scale = mul_bf16x2(mul_bf16x2(pair, kTwoTo120), kTwoTo118);
-      const u32 low = __byte_perm(scale, scale, 0x1010), high = __byte_perm(scale, scale, 0x3232);
+      const u32 by_low = low[half][row_tile], by_high = high[half][row_tile];
       const uint4 w = part.weights[half][row_tile];
       const u32 words[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
       for (int m = 0; m < 4; ++m) {
         const uint4 pairs = e2m1_pairs(words[m]);
-        const uint4 a = make_uint4(mul_bf16x2(pairs.x, low), mul_bf16x2(pairs.y, high),
-                                   mul_bf16x2(pairs.z, low), mul_bf16x2(pairs.w, high));
+        const uint4 a = make_uint4(mul_bf16x2(pairs.x, by_low), mul_bf16x2(pairs.y, by_high),
+                                   mul_bf16x2(pairs.z, by_low), mul_bf16x2(pairs.w, by_high));
         multiply(sum, row_tile, a, b[2 * m], b[2 * m + 1]);
       }
     }

@@ -85,7 +85,9 @@ class CpuExecutor:
     async def prefill(self, row: UnitRow) -> RowOutput:
         return await self._submit("prefill", self._prefill, row)
 
-    async def decode(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
+    async def decode(
+        self, rows: tuple[UnitRow, ...], *, goes_on: bool = False
+    ) -> tuple[RowOutput, ...]:
         return await self._submit("decode", self._decode, rows)
 
     async def score(self, row: UnitRow) -> Float32Array:

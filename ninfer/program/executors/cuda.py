@@ -1,6 +1,7 @@
 """CudaExecutor: runs units with the kernels, decode as replayed graphs, all on one stream.
 
     write inputs -> queue copies and launches (or one graph) -> mark -> poll it -> read results
+                                                     (-> queue the decode step that follows)
 
 Moves between device and host go beside them on a stream of their own (`cuda_mover.py`).
 
@@ -13,14 +14,14 @@ such a failure too.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import Final
 
 import numpy as np
 
-from ninfer.contract.arrays import ByteArray, Float32Array
+from ninfer.contract.arrays import ByteArray, Float32Array, IntArray
 from ninfer.contract.errors import DeviceError
 from ninfer.contract.model import ModelConfig
 from ninfer.contract.sampling import SamplingParams
@@ -39,6 +40,7 @@ from ninfer.program.executors.cuda_driver import CudaDriver, Graph
 from ninfer.program.executors.cuda_inputs import UnitTensors
 from ninfer.program.executors.cuda_model import CudaModel
 from ninfer.program.executors.cuda_mover import CudaMover
+from ninfer.program.executors.cuda_run_ahead import StepAhead, can_go_on, following
 from ninfer.program.executors.cuda_tensor import DeviceTensor
 from ninfer.program.executors.cuda_weights import DeviceWeights
 from ninfer.program.executors.cuda_workspace import Workspace
@@ -74,6 +76,8 @@ class CudaExecutor:
         self._model = CudaModel(config, driver, weights, workspace)
         self._has_states = config.num_gdn_layers > 0
         self._failure: DeviceError | None = None
+        self._ahead: StepAhead | None = None
+        self._has_inputs = False
         self._is_closed = False
         self._mover = CudaMover(
             driver,
@@ -126,13 +130,17 @@ class CudaExecutor:
 
     async def load(self, move: Move) -> None:
         with self._using_device("load"):
+            if self._ahead is not None and move.slot is not None:
+                self._ahead.spoil(move.slot)
             await self._mover.load(move)
 
     async def prefill(self, row: UnitRow) -> RowOutput:
         check_rows((row,), has_states=self._has_states)
         with self._using_device("prefill"):
+            await self._make_way(row)
             hidden = await self._run_prompt(row)
             if row.sample is None:
+                self._driver.mark()
                 await self._completion()
                 return RowOutput(None)
             sampler, logits = self._workspace.sampler, self._workspace.logits(1)
@@ -141,19 +149,34 @@ class CudaExecutor:
             self._model.queue_logits(hidden.rows(hidden.shape[0] - 1, hidden.shape[0]), logits)
             sampler.queue(logits)
             sampler.queue_copy_out(1)
+            self._driver.mark()
             await self._completion()
-            return sampler.read((row.sample,))[0]
+            return sampler.parse((row.sample,), sampler.results(1))[0]
 
-    async def decode(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
+    async def decode(
+        self, rows: tuple[UnitRow, ...], *, goes_on: bool = False
+    ) -> tuple[RowOutput, ...]:
         check_rows(rows, has_states=self._has_states)
-        samples = tuple(row.sample or _unused_sample() for row in rows)
+        may_go_on = goes_on and can_go_on(rows, has_states=self._has_states)
+        sampler = self._workspace.sampler
         with self._using_device("decode"):
-            self._workspace.decode_inputs.write_decode(rows)
-            self._workspace.sampler.write(samples)
-            self._mover.queue_copies(rows)
-            self._graphs.replay(len(rows))
-            await self._completion()
-            outputs = self._workspace.sampler.read(samples)
+            step, self._ahead = self._ahead, None
+            if step is not None and not step.is_just(rows):
+                picked = await self._pick(step, rows)
+                if picked is not None:
+                    if may_go_on:
+                        self._go_on(rows, _token_ids(picked))
+                    return picked
+                step = None
+            if step is None:
+                step = self._queue_step(rows)
+            elif may_go_on:
+                # These rows may show a page that the step ahead did not need.
+                self._workspace.decode_inputs.write_tables(rows)
+            results = await self._results(step)
+            if may_go_on:
+                self._go_on(rows, sampler.chosen(results, len(rows)))
+            outputs = sampler.parse(_samples(rows), results)
         return tuple(
             RowOutput(None) if row.sample is None else output
             for row, output in zip(rows, outputs, strict=True)
@@ -164,12 +187,14 @@ class CudaExecutor:
         num_tokens = row.token_ids.size
         scores = np.empty((num_tokens, self._config.vocab_size), np.float32)
         with self._using_device("score"):
+            await self._make_way(row)
             hidden = await self._run_prompt(row)
             for first in range(0, num_tokens, SMALL_TOKENS):
                 last = min(first + SMALL_TOKENS, num_tokens)
                 logits = self._workspace.logits(last - first)
                 self._model.queue_logits(hidden.rows(first, last), logits)
                 self._workspace.queue_scores(logits)
+                self._driver.mark()
                 await self._completion()
                 scores[first:last] = self._workspace.read_scores(last - first)
         return scores
@@ -196,6 +221,51 @@ class CudaExecutor:
         # Giving memory back waits for what runs: a stuck device keeps it until the process ends.
         if not self._is_stuck:
             self._driver.close()
+
+    def _queue_step(self, rows: tuple[UnitRow, ...]) -> StepAhead:
+        """Queue a decode step by its graph, and the mark behind it."""
+        self._workspace.decode_inputs.write_decode(rows)
+        self._workspace.sampler.write(_samples(rows))
+        self._has_inputs = True
+        self._mover.queue_copies(rows)
+        self._graphs.replay(len(rows))
+        self._driver.mark()
+        return StepAhead(rows)
+
+    def _go_on(self, rows: tuple[UnitRow, ...], token_ids: Sequence[int] | None) -> None:
+        """Queue the step behind `rows`, which can go on, if all of them have a token."""
+        if token_ids is None:
+            return
+        if not self._has_inputs:
+            self._ahead = self._queue_step(following(rows, token_ids))
+            return
+        self._workspace.decode_inputs.advance(token_ids)
+        self._workspace.sampler.advance(len(rows))
+        self._graphs.replay(len(rows))
+        self._driver.mark()
+        self._ahead = StepAhead(following(rows, token_ids))
+
+    async def _results(self, step: StepAhead) -> IntArray:
+        """What the sampler made of a queued step."""
+        if step.results is None:
+            await self._completion()
+            step.results = self._workspace.sampler.results(len(step.rows))
+        return step.results
+
+    async def _pick(
+        self, step: StepAhead, rows: tuple[UnitRow, ...]
+    ) -> tuple[RowOutput, ...] | None:
+        """Outputs of `rows` from a step that ran others too; None when it did not run all."""
+        results = await self._results(step)
+        self._has_inputs = False
+        return step.pick(rows, self._workspace.sampler.parse(_samples(step.rows), results))
+
+    async def _make_way(self, row: UnitRow) -> None:
+        """Before a prompt's unit, which writes where `row` says and uses the sampler."""
+        if self._ahead is not None:
+            await self._results(self._ahead)
+            self._ahead.spoil(row.write_slot)
+        self._has_inputs = False
 
     async def _run_prompt(self, row: UnitRow) -> DeviceTensor:
         """Queue a prompt's inputs through all layers; the residual stream [T, C] behind them."""
@@ -226,12 +296,11 @@ class CudaExecutor:
     def _warm_up_decode(self, num_rows: int) -> None:
         rows = _warm_up_rows(num_rows, 1)
         self._workspace.decode_inputs.write_decode(rows)
-        self._workspace.sampler.write([_unused_sample() for _ in rows])
+        self._workspace.sampler.write(_samples(rows))
         self.queue_decode(num_rows)
 
     async def _completion(self) -> None:
-        """Poll until all that was queued has run, with a turn of the loop between two looks."""
-        self._driver.mark()
+        """Poll until all up to the mark has run, with a turn of the loop between two looks."""
         latest_s = monotonic() + self._longest_unit_s
         while not self._driver.has_passed():
             if monotonic() > latest_s:
@@ -248,8 +317,8 @@ class CudaExecutor:
             raise DeviceError(f"cuda executor: {what} after close")
         if self._failure is not None:
             raise DeviceError(f"cuda executor: {what} after a failure: {self._failure}")
-        self._driver.activate()
         try:
+            self._driver.activate()
             yield
         except DeviceError as error:
             self._failure = error
@@ -259,8 +328,18 @@ class CudaExecutor:
             raise
 
 
+def _token_ids(outputs: Sequence[RowOutput]) -> list[int] | None:
+    """The token of every row, or None when one has none."""
+    token_ids = [output.token.token_id for output in outputs if output.token is not None]
+    return token_ids if len(token_ids) == len(outputs) else None
+
+
+def _samples(rows: Sequence[UnitRow]) -> tuple[SampleRow, ...]:
+    """How to choose a token in each row; anyhow where nobody wants one."""
+    return tuple(row.sample or _unused_sample() for row in rows)
+
+
 def _unused_sample() -> SampleRow:
-    """For a row whose token nobody wants."""
     nothing = np.empty(0, np.int32)
     return SampleRow(SamplingParams(), 0, nothing, nothing, nothing)
 

@@ -6,7 +6,7 @@ hidden += o_proj(attention(q, pages) * sigmoid(gate))
 
 from __future__ import annotations
 
-from ninfer.contract.model import LayerConfig, MlpKind, ModelConfig
+from ninfer.contract.model import LayerConfig, ModelConfig
 from ninfer.ops import attention_prepare, paged_attention_decode, paged_attention_prefill
 from ninfer.ops.attention_prepare import HeadNorms
 from ninfer.ops.kv_pages import stored_dim
@@ -50,12 +50,11 @@ class AttentionMixer:
         self._rope = workspace.rope
         self._driver = driver
         self._products = products
-        self._is_followed = layer.mlp is MlpKind.DENSE
         self._buffers = workspace.buffers
 
     def queue_small(self, hidden: DeviceTensor, unit: UnitTensors) -> None:
         qkv, q, y = self._outputs(hidden.shape[0])
-        self._products.small(self._qkv_proj, hidden, qkv, norm=self._norm, then=self._o_proj)
+        self._products.small(self._qkv_proj, hidden, qkv, norm=self._norm)
         self._queue_prepare(qkv, q, unit)
         paged_attention_decode.launch(
             self._driver.kernels,
@@ -72,9 +71,7 @@ class AttentionMixer:
             gate=qkv if self._config.has_output_gate else None,
             is_chained=True,
         )
-        self._products.small(
-            self._o_proj, y, hidden, epilogue=Epilogue.ADD_RESIDUAL, is_followed=self._is_followed
-        )
+        self._products.small(self._o_proj, y, hidden, epilogue=Epilogue.ADD_RESIDUAL)
 
     def queue_large(self, hidden: DeviceTensor, unit: UnitTensors) -> None:
         qkv, q, y = self._outputs(hidden.shape[0])

@@ -77,6 +77,7 @@ class CudaDevice:
             self._event = cupy.cuda.Event(disable_timing=True)
             self._copy_stream = cupy.cuda.Stream(non_blocking=True)
             self._copy_event = cupy.cuda.Event(disable_timing=True)
+            self._order_event = cupy.cuda.Event(disable_timing=True)
         self._kernels = KernelLibrary.open(cubin_dir=cubin_dir)
 
     @property
@@ -181,12 +182,17 @@ class CudaDevice:
         return graph
 
     def replay(self, graph: Graph) -> None:
-        with self._checked("graph launch"):
+        # No context manager here and in `mark`: the device waits between two decode steps.
+        try:
             graph.launch(self._stream)
+        except RuntimeError as error:
+            raise _failure("graph launch", error) from error
 
     def mark(self) -> None:
-        with self._checked("event"):
+        try:
             self._event.record(self._stream)
+        except RuntimeError as error:
+            raise _failure("event", error) from error
 
     def has_passed(self) -> bool:
         return self._has_passed(self._event)
@@ -194,6 +200,11 @@ class CudaDevice:
     def synchronize(self) -> None:
         with self._checked("synchronize"):
             self._stream.synchronize()
+
+    def order_copies(self) -> None:
+        with self._checked("event"):
+            self._order_event.record(self._stream)
+            self._copy_stream.wait_event(self._order_event)
 
     def mark_copies(self) -> None:
         with self._checked("event"):
@@ -297,7 +308,11 @@ class CudaDevice:
             yield
         except RuntimeError as error:
             # What CuPy raises for the runtime, for cuBLAS and for captures has no nearer root.
-            raise DeviceError(f"cuda: {what} failed: {error}") from error
+            raise _failure(what, error) from error
+
+
+def _failure(what: str, error: RuntimeError) -> DeviceError:
+    return DeviceError(f"cuda: {what} failed: {error}")
 
 
 def _driver_loads() -> bool:

@@ -82,6 +82,9 @@ class CudaDriver(Protocol):
     def synchronize(self) -> None:
         """Block until everything queued has run."""
 
+    def order_copies(self) -> None:
+        """Let what is queued on the copy stream from now on wait for all that is queued here."""
+
     def mark_copies(self) -> None:
         """Queue the mark of the copy stream that `copies_have_passed` asks for; there is one."""
 

@@ -7,7 +7,7 @@ hidden += out_proj(y)
 from __future__ import annotations
 
 from ninfer.contract.errors import InvariantError
-from ninfer.contract.model import LayerConfig, MlpKind, ModelConfig
+from ninfer.contract.model import LayerConfig, ModelConfig
 from ninfer.ops import gdn_decode, gdn_prefill
 from ninfer.ops.gdn_device import GdnMemory, GdnRows, GdnWeights, projection_width
 from ninfer.ops.linear_small_t import Epilogue
@@ -51,18 +51,13 @@ class GdnMixer:
         self._memory = GdnMemory(conv, recurrent, layer.kind_index)
         self._driver = driver
         self._products = products
-        self._is_followed = layer.mlp is MlpKind.DENSE
         self._buffers = workspace.buffers
 
     def queue_small(self, hidden: DeviceTensor, unit: UnitTensors) -> None:
         projection, y = self._outputs(hidden.shape[0])
-        self._products.small(
-            self._in_proj, hidden, projection, norm=self._norm, then=self._out_proj
-        )
+        self._products.small(self._in_proj, hidden, projection, norm=self._norm)
         self._queue_steps(projection, y, unit)
-        self._products.small(
-            self._out_proj, y, hidden, epilogue=Epilogue.ADD_RESIDUAL, is_followed=self._is_followed
-        )
+        self._products.small(self._out_proj, y, hidden, epilogue=Epilogue.ADD_RESIDUAL)
 
     def queue_large(self, hidden: DeviceTensor, unit: UnitTensors) -> None:
         projection, y = self._outputs(hidden.shape[0])

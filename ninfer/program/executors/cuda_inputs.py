@@ -10,6 +10,7 @@ own: they are long and seldom change, so only a row that differs from the last o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -73,6 +74,27 @@ def block_bytes(max_rows: int, max_tokens: int) -> int:
     return _layout(max_rows, max_tokens).num_bytes
 
 
+class _Move:
+    """Takes the words of a decode block of `count` rows from step to step, in three operations."""
+
+    def __init__(self, words: IntArray, count: int) -> None:
+        layout = _layout(count, count)
+        self._words = words[: layout.num_bytes // 4]
+        self._newest = words[:count]
+        self._change: IntArray = np.zeros_like(self._words)
+        parts = [slice(offset // 4, offset // 4 + prod(shape)) for shape, offset in layout.places]
+        _, ordinals, _, positions, _, reads, writes = parts
+        self._change[ordinals] = self._change[positions] = 1
+        self._change[reads] = words[writes] - words[reads]
+        self._change[writes] = words[reads] - words[writes]
+        self._slots = self._change[reads.start : writes.stop]
+
+    def step(self, token_ids: Sequence[int]) -> None:
+        self._words += self._change
+        np.negative(self._slots, out=self._slots)
+        self._newest[:] = token_ids
+
+
 class UnitInputs:
     """The block of one kind of unit: decode (a column a row) or prefill (one row).
 
@@ -90,6 +112,7 @@ class UnitInputs:
         tables = driver.allocate_pinned(page_tables.num_bytes)
         self._tables: IntArray = tables.view(np.int32).reshape(num_rows, max_pages)
         self._known = [b""] * num_rows
+        self._move: _Move | None = None
 
     def tensors(self, num_rows: int, num_tokens: int) -> UnitTensors:
         """Where a unit of these sizes finds its inputs."""
@@ -141,8 +164,22 @@ class UnitInputs:
             flat += [0] * (offset // 4 - len(flat))
             flat += part
         self._words[: len(flat)] = flat
+        self._move = None
+        self.write_tables(rows)
+
+    def write_tables(self, rows: tuple[UnitRow, ...]) -> None:
+        """Copy the page tables that have changed, behind whatever is queued."""
         for index, row in enumerate(rows):
             self._write_table(index, row.page_table)
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """From the decode step whose rows were written last to the step behind it: `token_ids` go
+        in, a place later, and every row's slots change places. Page tables stay. The device waits
+        meanwhile."""
+        move = self._move
+        if move is None:
+            move = self._move = _Move(self._words, len(token_ids))
+        move.step(token_ids)
 
     def queue_copy(self, num_rows: int, num_tokens: int) -> None:
         """Queue the block's copy to the device; may be captured."""

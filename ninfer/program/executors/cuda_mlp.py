@@ -41,12 +41,11 @@ class DenseMlp:
         inner = self._buffers.mixed.as_shape(hidden.shape[0], self._inner)
         self._products.small(
             f"{self._prefix}.mlp.gate_up", hidden, inner,
-            norm=f"{self._prefix}.post_norm", epilogue=Epilogue.SWIGLU, is_followed=True,
+            norm=f"{self._prefix}.post_norm", epilogue=Epilogue.SWIGLU,
         )  # fmt: skip
         self._products.small(
-            f"{self._prefix}.mlp.down_proj", inner, hidden, epilogue=Epilogue.ADD_RESIDUAL,
-            is_followed=True,
-        )  # fmt: skip
+            f"{self._prefix}.mlp.down_proj", inner, hidden, epilogue=Epilogue.ADD_RESIDUAL
+        )
 
     def queue_large(self, hidden: DeviceTensor, unit: UnitTensors) -> None:
         tokens = hidden.shape[0]

@@ -33,8 +33,7 @@ class Block(Protocol):
     """A mixer or an MLP: queues what adds its contribution to hidden [T, C] in place."""
 
     def queue_small(self, hidden: DeviceTensor, unit: UnitTensors) -> None:
-        """hidden's square sums are there before and after. The last product may be held back for
-        that of the block behind."""
+        """hidden's square sums are there before and after."""
 
     def queue_large(self, hidden: DeviceTensor, unit: UnitTensors) -> None: ...
 
@@ -71,7 +70,6 @@ class CudaModel:
     def queue_layers(self, unit: UnitTensors, hidden: DeviceTensor) -> Iterator[None]:
         """Queue all layers, in place; yields between blocks so that others get a turn."""
         is_small = _is_small(unit)
-        self._products.forget()
         for blocks in self._layers:
             for block in blocks:
                 if is_small:
@@ -79,7 +77,6 @@ class CudaModel:
                 else:
                     block.queue_large(hidden, unit)
                 yield
-        self._products.flush(then=HEAD)
 
     def queue_decode_logits(self, hidden: DeviceTensor, logits: DeviceTensor) -> None:
         """logits f32 [R, V] of a small unit's columns, all of them."""

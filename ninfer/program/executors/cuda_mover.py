@@ -106,7 +106,9 @@ class CudaMover:
         await self._move(device, host, sizes)
 
     async def load(self, move: Move) -> None:
-        """Host to device."""
+        """Host to device, behind all that is queued for units: a step that was started ahead may
+        still write where a row has given its place back."""
+        self._driver.order_copies()
         device, host, sizes = self._ranges(move)
         await self._move(host, device, sizes)
 

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from ninfer.contract.model import ModelConfig
 from ninfer.ops import dequantise, linear_small_t, rms_norm
-from ninfer.ops.linear_small_t import Epilogue, InputNorm, Product
+from ninfer.ops.linear_small_t import Epilogue, InputNorm
 from ninfer.program.executors.cuda_buffers import SMALL_TOKENS, UnitBuffers
 from ninfer.program.executors.cuda_driver import CudaDriver
 from ninfer.program.executors.cuda_tensor import DeviceTensor
 from ninfer.program.executors.cuda_weights import DeviceWeights
 
-_MOST_HELD: Final = 1
-"""Products of a launch. Measured (bench/results/NOTES.md): waiting for all of the product before
-inside a launch costs more than the end of a kernel."""
-
 
 class Products:
-    """`small` for columns whose bits must not depend on one another, `large` for many columns.
-
-    Small products that follow each other directly are held back until they fill a launch.
-    """
+    """`small` for columns whose bits must not depend on one another, `large` for many columns."""
 
     def __init__(
         self, config: ModelConfig, driver: CudaDriver, weights: DeviceWeights, buffers: UnitBuffers
@@ -31,7 +22,6 @@ class Products:
         self._driver = driver
         self._weights = weights
         self._buffers = buffers
-        self._held: list[Product] = []
 
     def small(
         self,
@@ -41,57 +31,28 @@ class Products:
         *,
         norm: str | None = None,
         epilogue: Epilogue = Epilogue.STORE_BF16,
-        is_followed: bool = False,
-        then: str | None = None,
     ) -> None:
         """y = epilogue(W x), with RMSNorm of x in front when `norm` names its weight. A residual
-        is y itself; its square sums are left for the next norm.
-
-        is_followed   the stream's next work is another small product, or `flush`
-        then          the object whose product comes next, behind other work
-        """
+        is y itself; its square sums are left for the next norm."""
         for first in range(0, x.shape[0], SMALL_TOKENS):
             last = min(first + SMALL_TOKENS, x.shape[0])
             sums = self._buffers.square_sums.rows(first, last)
             adds = epilogue is Epilogue.ADD_RESIDUAL
             for part in self._weights.linears[name]:
                 target = part.columns_of(y.rows(first, last))
-                self._hold(
-                    Product(
-                        part.linear,
-                        x.rows(first, last),
-                        target,
-                        epilogue=epilogue,
-                        residual=target if adds else None,
-                        square_sums=sums if adds else None,
-                        norm=None if norm is None else self.input_norm(norm, sums),
-                    )
+                linear_small_t.launch(
+                    self._driver.kernels,
+                    part.linear,
+                    x.rows(first, last),
+                    target,
+                    workspace=self._buffers.partials,
+                    stream=self._driver.stream,
+                    epilogue=epilogue,
+                    residual=target if adds else None,
+                    square_sums=sums if adds else None,
+                    norm=None if norm is None else self.input_norm(norm, sums),
+                    is_chained=True,
                 )
-        if not is_followed or len(self._held) >= _MOST_HELD:
-            self.flush(then)
-
-    def forget(self) -> None:
-        """Drop what is held back of a unit that was cut off."""
-        self._held.clear()
-
-    def flush(self, then: str | None = None) -> None:
-        """Queue what is held back."""
-        if self._held:
-            following = None if then is None else self._weights.linears[then][0].linear
-            linear_small_t.launch(
-                self._driver.kernels,
-                self._held,
-                workspace=self._buffers.partials,
-                stream=self._driver.stream,
-                is_chained=True,
-                next_weight=following,
-            )
-            self._held.clear()
-
-    def _hold(self, product: Product) -> None:
-        if self._held and not linear_small_t.can_join(self._held, product):
-            self.flush()
-        self._held.append(product)
 
     def large(self, name: str, x: DeviceTensor, y: DeviceTensor, *, adds: bool = False) -> None:
         """y = W x, or y += W x; gate and up rows in natural order."""

@@ -59,6 +59,7 @@ class CudaSampler:
         self._tensors = tensors
         self._vocab_size = vocab_size
         self._host_rows = driver.allocate_pinned(tensors.rows.num_bytes)
+        self._positions: IntArray = self._host_rows.view(device_sampling.ROW)["position"]
         ids = driver.allocate_pinned(tensors.ids.num_bytes)
         values = driver.allocate_pinned(tensors.values.num_bytes)
         results = driver.allocate_pinned(tensors.results.num_bytes)
@@ -72,17 +73,21 @@ class CudaSampler:
         """Describe the rows and queue the copy of their lists, if there are any."""
         rows: NDArray[np.void] = self._host_rows.view(device_sampling.ROW)
         described = [sample.params for sample in samples]
-        if self._described[: len(samples)] == described and all(map(_is_plain, samples)):
+        if self._described[: len(samples)] == described and all(map(is_plain, samples)):
             # The same requests a token later, as in most decode steps.
-            rows["position"][: len(samples)] = [sample.position for sample in samples]
+            self._positions[: len(samples)] = [sample.position for sample in samples]
             return
-        self._described = described if all(map(_is_plain, samples)) else []
+        self._described = described if all(map(is_plain, samples)) else []
         used = device_sampling.fill_rows(
             samples, self._vocab_size, rows, self._host_ids, self._host_values
         )
         if used:
             self._driver.upload(self._tensors.ids.address, self._host_ids[:used])
             self._driver.upload(self._tensors.values.address, self._host_values[:used])
+
+    def advance(self, num_rows: int) -> None:
+        """The rows that were described last, all of them plain, a token later."""
+        self._positions[:num_rows] += 1
 
     def queue_copy_in(self, num_rows: int) -> None:
         """Queue the copy of the rows' parameters; may be captured."""
@@ -112,10 +117,22 @@ class CudaSampler:
         size = num_rows * _RESULT_WORDS
         self._driver.download(self._host_results[:size], self._tensors.results.address)
 
-    def read(self, samples: Sequence[SampleRow]) -> tuple[RowOutput, ...]:
-        """The results of the unit that has run."""
+    def results(self, num_rows: int) -> IntArray:
+        """What the unit that has run left for `chosen` and `parse`; the caller's own."""
+        return self._host_results[: num_rows * _RESULT_WORDS].copy()
+
+    def chosen(self, results: IntArray, num_rows: int) -> list[int] | None:
+        """The token of every row, or None when one has none."""
+        words: list[int] = results[: 2 * num_rows].tolist()
+        token_ids, are_finite = words[:num_rows], words[num_rows:]
+        if all(are_finite) and all(0 <= token_id < self._vocab_size for token_id in token_ids):
+            return token_ids
+        return None
+
+    def parse(self, samples: Sequence[SampleRow], results: IntArray) -> tuple[RowOutput, ...]:
+        """The outputs of the rows."""
         num_rows = len(samples)
-        words = self._host_results[: 2 * num_rows].tolist()
+        words = results[: 2 * num_rows].tolist()
         outputs = []
         for index, sample in enumerate(samples):
             token_id, is_finite = words[index], words[num_rows + index]
@@ -125,19 +142,9 @@ class CudaSampler:
             if token_id >= self._vocab_size:
                 raise InvariantError(f"the device chose token {token_id}")
             num_top = sample.params.top_logprobs
-            logprobs = None if num_top is None else self._logprobs(index, num_rows, num_top)
+            logprobs = None if num_top is None else _logprobs(results, index, num_rows, num_top)
             outputs.append(RowOutput(GeneratedToken(token_id, logprobs)))
         return tuple(outputs)
-
-    def _logprobs(self, index: int, num_rows: int, num_top: int) -> TokenLogprobs:
-        words = self._host_results
-        values: Float32Array = words.view(np.float32)
-        first = 3 * num_rows + index * MAX_TOP
-        top_ids = words[first : first + num_top].tolist()
-        first += num_rows * MAX_TOP
-        tops = values[first : first + num_top].tolist()
-        own = float(values[2 * num_rows + index])
-        return TokenLogprobs(own, tuple(zip(top_ids, tops, strict=True)))
 
     def _outputs(self, num_rows: int) -> SamplingOutputs:
         """Dense for exactly this many rows, so that one copy brings them all."""
@@ -153,7 +160,17 @@ class CudaSampler:
         )
 
 
-def _is_plain(sample: SampleRow) -> bool:
+def _logprobs(results: IntArray, index: int, num_rows: int, num_top: int) -> TokenLogprobs:
+    values: Float32Array = results.view(np.float32)
+    first = 3 * num_rows + index * MAX_TOP
+    top_ids = results[first : first + num_top].tolist()
+    first += num_rows * MAX_TOP
+    tops = values[first : first + num_top].tolist()
+    own = float(values[2 * num_rows + index])
+    return TokenLogprobs(own, tuple(zip(top_ids, tops, strict=True)))
+
+
+def is_plain(sample: SampleRow) -> bool:
     """All of it but the position follows from its parameters."""
     params = sample.params
     return not (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ninfer.contract.model import ModelConfig
-from ninfer.ops import gdn_device, kv_pages, moe_router, paged_attention_decode
+from ninfer.contract.model import ModelConfig, MoeConfig
+from ninfer.ops import gdn_device, kv_pages, moe_router, moe_small_t, paged_attention_decode
 
 
 def unsupported_reason(config: ModelConfig) -> str | None:
@@ -15,12 +15,23 @@ def unsupported_reason(config: ModelConfig) -> str | None:
         return f"{att.num_heads} query heads of {att.num_kv_heads}"
     if config.hidden_size % 8 or config.intermediate_size % 8:
         return f"sizes {config.hidden_size} and {config.intermediate_size}, not multiples of 8"
-    if moe is not None and (
+    moe_reason = None if moe is None else _unsupported_moe(config.hidden_size, moe)
+    return moe_reason or _unsupported_gdn(config)
+
+
+def _unsupported_moe(hidden_size: int, moe: MoeConfig) -> str | None:
+    if (
         moe.num_experts > moe_router.MAX_EXPERTS
         or moe.experts_per_token > moe_router.MAX_EXPERTS_PER_TOKEN
     ):
         return f"{moe.experts_per_token} of {moe.num_experts} experts"
-    return _unsupported_gdn(config)
+    if hidden_size % moe_small_t.TILE_ROWS or hidden_size > moe_small_t.MAX_COLUMNS:
+        step, most = moe_small_t.TILE_ROWS, moe_small_t.MAX_COLUMNS
+        return f"experts of width {hidden_size}, not a multiple of {step} up to {most}"
+    sizes = (moe.intermediate_size, moe.shared_intermediate_size or 0)
+    if any(size % 8 for size in sizes):
+        return f"experts of inner sizes {sizes}, not multiples of 8"
+    return None
 
 
 def _unsupported_gdn(config: ModelConfig) -> str | None:

@@ -39,13 +39,23 @@ class StateStore:
         """Slots with at least one holder; a shared slot counts once."""
         return len(self._references)
 
-    def acquire(self) -> int | None:
-        """The lowest free slot with one holder, or None when none is free."""
+    def acquire(self, wanted: int = ROOT_SLOT) -> int | None:
+        """A free slot with one holder, or None when none is free: `wanted` if it is free, else the
+        lowest."""
         if not self._free:
             return None
-        slot = heapq.heappop(self._free)
+        slot = self._free[0] if wanted == ROOT_SLOT or wanted in self._references else wanted
+        if slot == self._free[0]:
+            heapq.heappop(self._free)
+        else:
+            self._free.remove(slot)
+            heapq.heapify(self._free)
         self._references[slot] = 1
         return slot
+
+    def is_shared(self, slot: int) -> bool:
+        """More than one holds it."""
+        return self._references.get(slot, 0) > 1
 
     def share(self, slot: int) -> int:
         """One more holder of a held slot."""

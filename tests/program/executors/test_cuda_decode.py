@@ -105,6 +105,36 @@ async def test_small_chunks_of_a_prompt_are_the_same_bits(executor: CudaExecutor
         np.testing.assert_array_equal(got, want)
 
 
+async def test_steps_that_start_ahead_make_the_same_tokens(executor: CudaExecutor) -> None:
+    """Rows leave and come back, and prompts run in between."""
+    params = SamplingParams(temperature=0.8, top_p=0.9, seed=3, top_logprobs=5)
+    runs = []
+    for goes_on in (False, True):
+        targets, rng = await start(executor, params), np.random.default_rng(4)
+        newest, found = [1] * NUM_SEQUENCES, []
+        chosen: list[int] = []
+        for step in range(STEPS):
+            if step % 7 == 0:
+                size = 1 + step // 7 % NUM_SEQUENCES
+                chosen = rng.permutation(NUM_SEQUENCES)[:size].tolist()
+            if step % 31 == 30:
+                prompt = rng.integers(0, 300, 40).tolist()
+                targets[0] = driver.sequence(0, params)
+                output = await driver.prefill(executor, targets[0], prompt, (64,))
+                newest[0] = driver.taken(output).token_id
+            tokens = await driver.decode(
+                executor,
+                [targets[index] for index in chosen],
+                [newest[index] for index in chosen],
+                goes_on=goes_on,
+            )
+            for index, token in zip(chosen, tokens, strict=True):
+                newest[index] = token.token_id
+            found.append(tokens)
+        runs.append(found)
+    assert runs[0] == runs[1]
+
+
 async def test_memory_does_not_grow() -> None:
     """Over many conversations of all lanes, on the device and on the host."""
     params = SamplingParams(temperature=1.0, seed=9, top_logprobs=20)
@@ -113,7 +143,7 @@ async def test_memory_does_not_grow() -> None:
         for _ in range(MANY_STEPS // STEPS):
             targets, newest = await start(executor, params), [1] * NUM_SEQUENCES
             for _ in range(STEPS):
-                chosen = await driver.decode(executor, targets, newest)
+                chosen = await driver.decode(executor, targets, newest, goes_on=True)
                 newest = [token.token_id for token in chosen]
             figures.append((executor.driver.memory_info()[0], resident_bytes()))
     (free_before, resident_before), (free_after, resident_after) = figures[4], figures[-1]

@@ -27,15 +27,19 @@ from tests.helpers.cuda_models import SMALL_OPTIONS, cuda_executor
 from tests.helpers.distributions import divergences, lead
 from tests.helpers.expert_choices import RouterLog, run_with_experts, watched_router
 from tests.helpers.model_paths import golden_model
-from tests.helpers.quantised_checkpoints import LAYOUTS, decode_checkpoint, quantise_checkpoint
-from tests.program.executors.test_cuda_goldens import CLOSE_CALL, ROUTER_NOISE, most_divergence
+from tests.helpers.quantised_checkpoints import decode_checkpoint, quantise_checkpoint
+from tests.program.executors.test_cuda_goldens import CLOSE_CALL, most_divergence
 
 pytestmark = pytest.mark.gpu
 
-DENSE_CASES = ("qwen3-dense", "qwen3_5-dense", "qwen3_5-dense-tied-realheads")
-CASES = (*DENSE_CASES, "qwen3-moe", "qwen3_5-moe")
+CASES = ("qwen3-dense", "qwen3_5-dense-tied-realheads", "qwen3-moe", "qwen3_5-moe")
+LAYOUTS = ("fp8-block", "ct-channel", "ct-nvfp4", "modelopt-mixed")
+"""One of each kind of image; how the others get there needs no device."""
 OPTIONS = dataclasses.replace(SMALL_OPTIONS, weights="auto")
 STEPS = 6
+ROUTER_NOISE = 0.15
+"""As that of the goldens, for four models in place of one: where the float32 reference rounds
+weights, activations and products to bf16, its choices lag by up to 0.123 (qwen3_5-moe in NVFP4)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +198,7 @@ async def test_decoded_tokens_are_those_of_the_decoded_numbers(loaded: Loaded) -
         reference.close()
 
 
-@pytest.mark.parametrize("case", DENSE_CASES)
+@pytest.mark.parametrize("case", ["qwen3-dense"])
 async def test_decoding_to_bf16_gives_the_same_model(case: str, tmp_path: Path) -> None:
     """`--weights bf16`: one rounding of every number, no codes."""
     source = open_model(quantise_checkpoint(golden_model(case), tmp_path / "q", "modelopt-mixed"))

@@ -15,12 +15,13 @@ from ninfer.ops import dequantise
 from ninfer.ops.float_codecs import float_to_bf16
 from ninfer.ops.linear_packing import WeightFormat
 from ninfer.options import EngineOptions
-from ninfer.program.cuda_loader import plan_on, source_fill
+from ninfer.program.cuda_loader import build_cuda, plan_on, source_fill
 from ninfer.program.executors.cuda_tensor import Arena, DeviceTensor
 from ninfer.program.executors.cuda_weight_store import WeightStore
 from ninfer.program.executors.cuda_weights import DeviceWeights, WeightPlan
+from tests.helpers import executor_driver as driver
 from tests.helpers.checkpoints import read_tensors, write_safetensors
-from tests.helpers.fake_cuda import FakeCuda
+from tests.helpers.fake_cuda import FakeCuda, Product
 from tests.helpers.model_paths import golden_model
 from tests.helpers.packing_cuda import PackingCuda
 from tests.helpers.quantised_checkpoints import LAYOUTS, decode_checkpoint, quantise_checkpoint
@@ -174,3 +175,34 @@ def test_what_cannot_keep_its_codes_is_decoded_and_named(tmp_path: Path) -> None
 def read(cuda: FakeCuda, tensor: object) -> NDArray[Any]:
     assert isinstance(tensor, DeviceTensor)
     return cuda.read(tensor)
+
+
+@pytest.mark.parametrize("layout", ["fp8-block", "ct-channel", "modelopt-mixed"])
+@pytest.mark.parametrize("case", CASES)
+async def test_every_launch_meets_its_contract(tmp_path: Path, case: str, layout: str) -> None:
+    """Few columns and many, with objects in several images."""
+    source = open_model(quantise_checkpoint(golden_model(case), tmp_path / "q", layout))
+    cuda = FakeCuda()
+    options = EngineOptions(max_concurrency=2, max_context=256, prefill_chunk=64)
+    fill = source_fill(source, ignore)
+    built = build_cuda(source.config, cuda, options, fill, bands=source.bands)
+    assert sum(cuda.sizes.values()) == built.plan.memory.total_bytes
+    for count in (1, 16, 17, 64):
+        row = driver.sequence(0).row(list(range(count)), samples=False)
+        scores = await built.executor.score(row)
+        assert scores.shape == (count, source.config.vocab_size)
+    await built.executor.decode((driver.sequence(1).row([1], samples=True),))
+
+
+async def test_parts_are_multiplied_into_their_own_columns(tmp_path: Path) -> None:
+    folder = quantise_checkpoint(golden_model("qwen3_5-dense"), tmp_path / "q", "fp8-block")
+    source, cuda = open_model(folder), FakeCuda()
+    options = EngineOptions(max_concurrency=1, max_context=256, prefill_chunk=64)
+    fill = source_fill(source, ignore)
+    built = build_cuda(source.config, cuda, options, fill, bands=source.bands)
+    await built.executor.score(driver.sequence(0).row(list(range(64)), samples=False))
+    first, second, third = [item for item in cuda.queued if isinstance(item, Product)][:3]
+    assert [item.weight.shape[0] for item in (first, second, third)] == [320, 192, 12]
+    start = first.y.address
+    assert [item.y.address - start for item in (second, third)] == [2 * 320, 2 * 512]
+    assert {item.y.row_stride for item in (first, second, third)} == {524}

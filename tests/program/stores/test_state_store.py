@@ -62,15 +62,39 @@ def test_a_store_without_slots_is_refused() -> None:
         StateStore(1)
 
 
+def test_a_wanted_slot_is_given_while_it_is_free() -> None:
+    store = StateStore(7)
+    assert [store.acquire() for _ in range(4)] == [1, 2, 3, 4]
+    store.release(2)
+    store.release(3)
+    assert store.acquire(3) == 3
+    assert store.acquire(3) == 2
+    store.check([1, 2, 3, 4])
+    assert [store.acquire(6), store.acquire(ROOT_SLOT), store.acquire(5)] == [6, 5, None]
+
+
+def test_a_slot_is_shared_from_its_second_holder_on() -> None:
+    store = StateStore(3)
+    slot = store.acquire()
+    assert slot is not None
+    assert not store.is_shared(slot)
+    store.share(slot)
+    assert store.is_shared(slot)
+    store.release(slot)
+    assert not store.is_shared(slot)
+    assert not store.is_shared(ROOT_SLOT)
+
+
 @given(st.lists(st.tuples(st.sampled_from(("acquire", "share", "release")), st.integers(0, 6))))
 def test_conservation_under_any_calls(calls: list[tuple[str, int]]) -> None:
     store = StateStore(6)
     held: Counter[int] = Counter()
     for call, slot in calls:
         if call == "acquire":
-            got = store.acquire()
+            wanted = slot % 6
+            got = store.acquire(wanted)
             free = sorted(set(range(1, 6)) - held.keys())
-            assert got == (free[0] if free else None)
+            assert got == (wanted if wanted in free else free[0] if free else None)
             held.update([got] if got is not None else [])
         elif held[slot] == 0:
             with pytest.raises(InvariantError):

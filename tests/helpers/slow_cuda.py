@@ -1,0 +1,139 @@
+"""SlowCuda: a device that runs queued work late, in order, over a made-up model.
+
+Nothing that was queued happens before a look sees the mark behind it, so host memory that is
+written too early shows. The model keeps a hash in every StateImage slot and the tokens in the KV
+pages; the next token follows from both and from how it is to be sampled. So a wrong slot, page,
+place or token anywhere changes what comes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ninfer.contract.units import PAGE_TOKENS, ROOT_SLOT
+from ninfer.ops.device_sampling import MAX_TOP, ROW
+from ninfer.program.executors.cuda import CudaExecutor
+from ninfer.program.executors.cuda_inputs import UnitTensors
+from tests.helpers.fake_cuda import FakeCuda, Launch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Step:
+    """Where a replayed graph computes."""
+
+    embedding: Launch
+    sampling: Launch
+
+
+class SlowCuda(FakeCuda):
+    """`executor` is set once it is built; `draw_polls` says how late the next mark is seen."""
+
+    def __init__(self, draw_polls: Callable[[], int]) -> None:
+        super().__init__()
+        self.executor: CudaExecutor | None = None
+        self.num_steps = 0
+        self._draw_polls = draw_polls
+        self._waiting: list[Any] = []
+        self._marked = 0
+        self._prompt_tokens = 0
+        self._states: dict[int, int] = {ROOT_SLOT: 0}
+        self._tokens: dict[tuple[int, int], int] = {}
+
+    def queue(self, item: Any) -> None:
+        if self._capture is not None:
+            super().queue(item)
+        else:
+            self._waiting.append(item)
+
+    def replay(self, graph: list[Any]) -> None:
+        launches = self.launches(graph)
+        for item in graph[:-1]:
+            if callable(item):
+                self.queue(item)
+        self.queue(_Step(launches[0], launches[-1]))
+        self.queue(graph[-1])
+
+    def mark(self) -> None:
+        self.polls = self._draw_polls()
+        super().mark()
+        self._marked = len(self._waiting)
+
+    def has_passed(self) -> bool:
+        if not super().has_passed():
+            return False
+        self._run(self._marked)
+        return True
+
+    def synchronize(self) -> None:
+        super().synchronize()
+        self._run(len(self._waiting))
+
+    def _run(self, count: int) -> None:
+        ready, self._waiting = self._waiting[:count], self._waiting[count:]
+        self._marked = max(0, self._marked - count)
+        for item in ready:
+            if callable(item):
+                item()
+            elif self.executor is not None:
+                self._compute(self.executor, item)
+        if self.executor is not None:
+            self._end_prompt(self.executor, None)
+
+    def _compute(self, executor: CudaExecutor, item: Any) -> None:
+        if isinstance(item, _Step):
+            num_rows = item.embedding.grid[0]
+            unit = executor.workspace.decode_inputs.tensors(num_rows, num_rows)
+            self.num_steps += 1
+            self._advance(unit, item.sampling)
+        elif isinstance(item, Launch) and item.family == "embedding":
+            self._prompt_tokens = item.grid[0]
+        elif isinstance(item, Launch) and item.family == "sampling":
+            self._end_prompt(executor, item)
+
+    def _end_prompt(self, executor: CudaExecutor, sampling: Launch | None) -> None:
+        count, self._prompt_tokens = self._prompt_tokens, 0
+        if count:
+            self._advance(executor.workspace.prefill_inputs.tensors(1, count), sampling)
+
+    def _advance(self, unit: UnitTensors, sampling: Launch | None) -> None:
+        """Run every column of a unit, and choose a token a row."""
+        token_ids, ordinals, starts, reads, writes, tables = (
+            self.read(tensor).copy()
+            for tensor in (
+                unit.token_ids, unit.ordinals, unit.row_starts, unit.read_slots, unit.write_slots,
+                unit.page_tables,
+            )
+        )  # fmt: skip
+        chosen = []
+        for row, (read, write) in enumerate(zip(reads.tolist(), writes.tolist(), strict=True)):
+            state, seen = self._states[read], 0
+            for column in range(starts[row], starts[row + 1]):
+                ordinal, token_id = int(ordinals[column]), int(token_ids[column])
+                self._tokens[self._place(tables[row], ordinal)] = token_id
+                state = hash((state, token_id, ordinal))
+                seen = ordinal
+            self._states[write] = state
+            places = [self._place(tables[row], ordinal) for ordinal in range(seen + 1)]
+            chosen.append(hash((state, *(self._tokens[place] for place in places))))
+        if sampling is not None:
+            self._choose(sampling, chosen)
+
+    def _choose(self, sampling: Launch, hashes: list[int]) -> None:
+        count, arguments = len(hashes), sampling.arguments
+        rows = self.memory(int(arguments["rows"]), count * ROW.itemsize).view(ROW)
+        results = np.zeros(count * (3 + 2 * MAX_TOP), np.int32)
+        for index, value in enumerate(hashes):
+            row = rows[index]
+            drawn = hash((value, int(row["seed"]), int(row["position"])))
+            results[index] = drawn % int(arguments["num_valid_ids"])
+        results[count : 2 * count] = 1
+        address = int(arguments["token_ids"])
+        self.memory(address, results.nbytes)[:] = results.view(np.uint8)
+
+    @staticmethod
+    def _place(table: np.typing.NDArray[np.int32], ordinal: int) -> tuple[int, int]:
+        return int(table[ordinal // PAGE_TOKENS]), ordinal % PAGE_TOKENS
