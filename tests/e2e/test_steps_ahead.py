@@ -23,7 +23,14 @@ from tests.helpers.scripted_session import ScriptedSession
 from tests.helpers.slow_cuda import SlowCuda
 from tests.program.executors.test_cuda import build, small_config
 
-OPTIONS = EngineOptions(max_concurrency=3, max_context=256, prefill_chunk=64, weights="bf16")
+OPTIONS = EngineOptions(
+    max_concurrency=3,
+    max_context=256,
+    prefill_chunk=64,
+    weights="bf16",
+    memory_budget=96 << 20,
+    host_cache_bytes=2 << 20,
+)
 NUM_REQUESTS = 24
 
 
