@@ -48,6 +48,8 @@ RINGS: Final = ((1, 1, 8), (1, 2, 6), (2, 2, 3))
 RING_AHEAD: Final = tuple(itertools.product((1, 8), (0, 4)))
 """(T, units ahead of the ring)."""
 TOKENS: Final = (1, 2, 4, 8, 16)
+MAX_THREADS: Final = 640
+"""Of a multiprocessor, by the kernel's registers."""
 CHAIN_BYTES: Final = 1 << 30
 MAX_LINKS: Final = 96
 MAX_ERROR: Final = 4e-3
@@ -191,6 +193,8 @@ def _ring_rows(
         case = bench.make_case(name, fmt, strips)
         layout = case.packed[0].plan.layout
         for blocks, resident, stages in RINGS:
+            if blocks * linear_small_t.threads(fmt) > MAX_THREADS:
+                continue
             plan = LinearPlan(layout, min(layout.units, blocks * limits.num_multiprocessors))
             for tokens, lookahead in RING_AHEAD:
                 ring = linear_small_t.fit_ring(

@@ -18,7 +18,7 @@ from ninfer.frontend.chat_renderer import ChatRenderer
 from ninfer.frontend.control_text import strings_of
 from ninfer.frontend.generation_defaults import GENERATION_CONFIG_FILE, read_generation_config
 from ninfer.frontend.host_work import HostWork
-from ninfer.frontend.load_checks import check_marks, checked_eos_ids
+from ninfer.frontend.load_checks import check_marks, check_renders, checked_eos_ids
 from ninfer.frontend.output_session import SessionRules, TextOutputSession
 from ninfer.frontend.prompt import PromptBuilder
 from ninfer.frontend.stops import StopMatcher
@@ -233,6 +233,7 @@ def _load_renderer(
         return None
     path = resources.folder / resources.template_file
     template = ChatTemplate(resources.chat_template, _constant_tokens(resources), path=path)
+    check_renders(template)
     if tokenizer is not None:
         check_marks(template, tokenizer, resources.folder)
     return ChatRenderer(template, tokenizer.control_texts if tokenizer else ())

@@ -1,7 +1,8 @@
 """What tokenizer, template and configuration say of the same tokens must agree; checked at load.
 
 A mark that the template writes and the tokenizer splits into letters, or an end token that the
-tokenizer does not have, loads well and answers badly.
+tokenizer does not have, loads well and answers badly; a template that renders nothing answers
+nobody.
 """
 
 from __future__ import annotations
@@ -13,12 +14,25 @@ from typing import Final
 from ninfer.contract.errors import ModelFileError
 from ninfer.contract.model import ModelConfig
 from ninfer.frontend.generation_defaults import GENERATION_CONFIG_FILE, GenerationDefaults
-from ninfer.frontend.template import ChatTemplate
+from ninfer.frontend.template import ChatTemplate, Refusal
 from ninfer.frontend.tokenizer import TOKENIZER_FILE, TextTokenizer
 
 CONFIG_FILE: Final = "config.json"
 _MARK: Final = re.compile(r"<\|[^<>|\s]+\|>")
 _QUESTION: Final = ({"role": "user", "content": "Hello"},)
+
+_SAID: Final = "4817350629"
+"""A text that no filter changes and no template contains."""
+_USER: Final = {"role": "user", "content": _SAID}
+_SYSTEM: Final = {"role": "system", "content": "Be brief."}
+_ANSWER: Final = {"role": "assistant", "content": "Yes."}
+_SIMPLE: Final = (
+    (_USER,),
+    (_SYSTEM, _USER),
+    (_USER, _ANSWER, _USER),
+    (_SYSTEM, _USER, _ANSWER, _USER),
+)
+"""Conversations of which a usable template renders at least one."""
 
 
 def checked_eos_ids(
@@ -58,3 +72,16 @@ def check_marks(template: ChatTemplate, tokenizer: TextTokenizer, folder: Path) 
                 "added_tokens",
                 f"{mark!r} is missing, which {template.path.name} writes",
             )
+
+
+def check_renders(template: ChatTemplate) -> None:
+    """Raises ModelFileError for a template that fails on every simple conversation, or leaves out
+    what the user says."""
+    outcomes = [template.attempt(messages, add_generation_prompt=True) for messages in _SIMPLE]
+    if any(isinstance(outcome, str) and _SAID in outcome for outcome in outcomes):
+        return
+    match outcomes[0]:
+        case Refusal(reason, line):
+            raise template.error(f"unusable: it renders no conversation: {reason}", line)
+        case _:
+            raise template.error("unusable: it leaves out the message of the user")

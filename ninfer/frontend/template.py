@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -32,6 +33,8 @@ TEMPLATE_FILE: Final = "chat_template.jinja"
 MAX_SOURCE_CHARACTERS: Final = 2**18
 """Ten times the longest template seen; compiling takes seconds beyond."""
 MAX_JSON_INDENT: Final = 32
+_SOURCE_NAME: Final = "<template>"
+"""Jinja's name of a source that came from no file."""
 _RENDER_ERRORS: Final = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -43,6 +46,14 @@ _RENDER_ERRORS: Final = (
     ValueError,
 )
 """What evaluating template code over foreign values can raise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a conversation was not rendered, and the line of the template if it is known."""
+
+    reason: str
+    line: int | None
 
 
 class ChatTemplate:
@@ -63,15 +74,15 @@ class ChatTemplate:
         self.source = source
         self.path = path
         if len(source) > MAX_SOURCE_CHARACTERS:
-            raise self._error(f"{len(source)} characters, more than {MAX_SOURCE_CHARACTERS}")
+            raise self.error(f"{len(source)} characters, more than {MAX_SOURCE_CHARACTERS}")
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
-            raise self._error(error.message or "syntax error", error.lineno) from None
+            raise self.error(error.message or "syntax error", error.lineno) from None
         except (RecursionError, MemoryError):
-            raise self._error("nested too deeply") from None
+            raise self.error("nested too deeply") from None
         except (SyntaxError, ValueError, OverflowError) as error:
-            raise self._error(f"cannot be compiled: {error}") from None
+            raise self.error(f"cannot be compiled: {error}") from None
 
     def render(
         self,
@@ -95,14 +106,21 @@ class ChatTemplate:
         Raises ModelFileError when even they take more than any template may use, or the template
         calls itself without end.
         """
+        outcome = self.attempt(messages, add_generation_prompt=add_generation_prompt)
+        return outcome if isinstance(outcome, str) else None
+
+    def attempt(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool
+    ) -> str | Refusal:
+        """`probe` with the reason of a refusal."""
         try:
             return self._render(messages, (), {}, add_generation_prompt)
         except TemplateLimit as error:
-            raise self._error(f"unusable: {error} for a short conversation") from None
+            raise self.error(f"unusable: {error} for a short conversation") from None
         except RecursionError:
-            raise self._error("unusable: a macro calls itself without end") from None
-        except _RENDER_ERRORS:
-            return None
+            raise self.error("unusable: a macro calls itself without end") from None
+        except _RENDER_ERRORS as error:
+            return Refusal(_text_of(error), _line_of(error, self._template))
 
     def _render(
         self,
@@ -121,7 +139,8 @@ class ChatTemplate:
         }
         return render_bounded(self._template, context, TemplateBudget(size_of(context)))
 
-    def _error(self, message: str, line: int | None = None) -> ModelFileError:
+    def error(self, message: str, line: int | None = None) -> ModelFileError:
+        """What is wrong with the template, named by its file and line."""
         places = [] if self.path.suffix == ".jinja" else ["chat_template"]
         places += [] if line is None else [f"line {line}"]
         return ModelFileError(self.path, " ".join(places) or None, message)
@@ -180,7 +199,21 @@ def _strftime_now(pattern: str) -> str:
 def _describe(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "the chat template nests too deeply for this conversation"
-    text = printable(" ".join(str(error).split())) or type(error).__name__
+    text = _text_of(error)
     if isinstance(error, jinja2.TemplateError) and not isinstance(error, jinja2.UndefinedError):
         return f"the chat template refuses this conversation: {text}"
     return f"the chat template fails on this conversation: {text}"
+
+
+def _text_of(error: Exception) -> str:
+    return printable(" ".join(str(error).split())) or type(error).__name__
+
+
+def _line_of(error: Exception, template: jinja2.Template) -> int | None:
+    """The line of `template` that failed: compiled code has lines of its own."""
+    line, trace = None, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == _SOURCE_NAME:
+            line = template.get_corresponding_lineno(trace.tb_lineno)
+        trace = trace.tb_next
+    return line

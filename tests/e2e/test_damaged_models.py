@@ -275,6 +275,8 @@ BROKEN: dict[str, tuple[str, Damage, str, str | None]] = {
         TEMPLATE,
         "line 2",
     ),
+    "template of plain text": (DEMO, replaced(TEMPLATE, "hello"), TEMPLATE, None),
+    "template of nothing": (DEMO, replaced(TEMPLATE, ""), TEMPLATE, None),
     "template of escapes": (DEMO, replaced(TEMPLATE, "{% " + ESCAPES + " %}"), TEMPLATE, "line 1"),
     "template in JSON": (
         DEMO,
@@ -350,7 +352,6 @@ ODD: dict[str, tuple[str, Damage]] = {
     "no tokenizer": (DEMO, removed(TOKENIZER)),
     "no tokenizer_config": (DEMO, removed("tokenizer_config.json")),
     "escapes nobody reads": (DEMO, edited("tokenizer_config.json", comment=ESCAPES)),
-    "template of plain text": (DEMO, replaced(TEMPLATE, "hello")),
     "no end tokens": (DEMO, edited(GENERATION, eos_token_id=[])),
     "many end tokens": (DEMO, edited(GENERATION, eos_token_id=[7] * 300_000)),
     "surrogates": (DEMO, replaced(TEMPLATE, "{{ messages[0].content }}{{ '\\ud800' }}")),

@@ -76,6 +76,12 @@ def test_it_is_a_frontend() -> None:
     )
 
 
+LONG_REFUSED = (
+    "{% if messages[0].content|length > 99 %}{{ raise_exception('no') }}{% endif %}"
+    "{{ messages[0].content }}"
+)
+
+
 class TestSampling:
     def test_model_defaults_hold_when_nobody_asks(self) -> None:
         sampling = dataclasses.replace(build().sampling, seed=0)
@@ -256,7 +262,7 @@ class TestPrompts:
             assert prepared.token_ids.tolist() == TOKENIZER.encode(text)
 
     async def test_errors_come_out_of_the_thread(self) -> None:
-        frontend = demo_frontend(chat_template="{{ raise_exception('no') }}")
+        frontend = demo_frontend(chat_template=LONG_REFUSED)
         with pytest.raises(RequestError, match="no"):
             await frontend.prepare_chat(chat(turn("user", "a" * 5000)))
 

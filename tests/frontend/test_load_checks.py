@@ -80,6 +80,48 @@ def test_a_template_without_marks_needs_none() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("", "it leaves out the message of the user"),
+        ("You are helpful.{{ messages|length }}", "it leaves out the message of the user"),
+        (
+            "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}"
+            "{% endfor %}",
+            "it leaves out the message of the user",
+        ),
+        (
+            "{#\n#}a\n{{ foo.bar.baz }}",
+            "line 3: unusable: it renders no conversation: 'foo' is und",
+        ),
+        ("{{ ''.__class__.__mro__ }}", "line 1: unusable: it renders no conversation: access to"),
+        ("\n{% for i in range(10**9) %}x{% endfor %}{{ messages[0].content }}", "unusable: "),
+        ("{{ raise_exception('never') }}", "unusable: it renders no conversation: never"),
+        ("{{ messages[7].content.x }}", "line 1: unusable: it renders no conversation"),
+    ],
+)
+def test_a_template_that_renders_no_conversation_is_refused(template: str, message: str) -> None:
+    error = refused(dataclasses.replace(RESOURCES, chat_template=template))
+    assert error.path == FOLDER / "chat_template.jinja"
+    assert message in str(error)
+
+
+NEEDS_SYSTEM = "{% if messages[0].role != 'system' %}{{ raise_exception('system') }}{% endif %}"
+NEEDS_ANSWER = "{% if messages|length < 3 %}{{ raise_exception('too short') }}{% endif %}"
+ALL = "{% for m in messages %}{{ m.content|trim|upper|tojson(ensure_ascii=true) }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        *(chat_templates.QWEN3, chat_templates.QWEN3_5, chat_templates.ALTERNATING),
+        *(ALL, NEEDS_SYSTEM + ALL, NEEDS_ANSWER + ALL, NEEDS_SYSTEM + NEEDS_ANSWER + ALL),
+    ],
+)
+def test_a_template_may_be_strict(template: str) -> None:
+    demo_frontend(chat_template=template)
+
+
 def test_an_end_token_in_the_padding_names_its_file() -> None:
     error = refused(
         dataclasses.replace(RESOURCES, generation_config={"eos_token_id": [4085, 4500]})

@@ -54,7 +54,9 @@ class CudaModel:
         )
 
     def queue_embedding(self, unit: UnitTensors) -> DeviceTensor:
-        """The residual stream [T, C] in front of the first layer. Follows a copy, not a kernel."""
+        """The residual stream [T, C] in front of the first layer. Follows a copy, not a kernel, and
+        waits for all before it: kernels of the layers read the unit's inputs, states and older keys
+        before they wait themselves."""
         hidden = self._buffers.hidden.rows(0, unit.num_tokens)
         sums = self._buffers.square_sums
         embedding.launch(
