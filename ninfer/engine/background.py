@@ -40,26 +40,28 @@ class Background:
         if not is_idle and revision == self._asked_at and self._num_skipped < ASK_EVERY:
             return
         self._asked_at, self._num_skipped = revision, 0
-        self._begin(is_idle=is_idle)
+        self._ask(is_idle=is_idle)
 
     async def finish(self) -> None:
         """Everything that is worth it, for at most SHUTDOWN_S; the engine is idle."""
         try:
             async with asyncio.timeout(SHUTDOWN_S):
-                while not self._desk.is_free or self._begin(is_idle=True):
+                while not self._desk.is_free or self._ask(is_idle=True):
+                    await asyncio.sleep(0)  # so that the time counts while all is refused
                     await self._desk.wait_done()
                     self._desk.settle()
         except TimeoutError:
             return
 
-    def _begin(self, *, is_idle: bool) -> bool:
+    def _ask(self, *, is_idle: bool) -> bool:
+        """Begin what the context cache wants, or tell it that there is no room for that; False
+        when it wants nothing."""
         plan = self._policy.next_transfer(is_idle=is_idle)
         if plan is None:
             return False
-        if self._desk.begin(plan, lambda ended: self._note_end(plan, ended)):
-            return True
-        self._policy.transferred(plan, None, is_ok=False)
-        return False
+        if not self._desk.begin(plan, lambda ended: self._note_end(plan, ended)):
+            self._policy.transferred(plan, None, is_ok=False)
+        return True
 
     def _note_end(self, plan: TransferPlan, ended: Ended) -> None:
         if ended.is_ok:

@@ -75,19 +75,13 @@ class FrontierFinder:
         indices = np.flatnonzero(np.isin(ids, self._mark_ids))
         if ids[indices].tolist() != [self._ids[match.group()] for match in matches]:
             return None
-        return _Marks(
-            [match.start() for match in matches],
-            [match.end() for match in matches],
-            indices.tolist(),
-        )
+        return _Marks([match.end() for match in matches], indices.tolist())
 
     def _num_tokens(
         self, text: GuardedText, token_ids: Sequence[int], place: TextPlace, marks: _Marks
     ) -> int | None:
         """Tokens of the text up to a place; None where no token ends there. A mark that a client
         put inside a token stands for the border before it."""
-        if marks.is_inside(place.end):
-            return None
         first, start = marks.last_before(place.end)
         if place.end - start > MAX_STRETCH_CHARACTERS:
             return None
@@ -111,16 +105,11 @@ class FrontierFinder:
 
 
 class _Marks:
-    """Control marks in text order: [start, end) in characters, and the index of the token."""
+    """Control marks in text order: where each ends in the text, and the index of its token."""
 
-    def __init__(self, starts: list[int], ends: list[int], indices: list[int]) -> None:
-        self._starts = starts
+    def __init__(self, ends: list[int], indices: list[int]) -> None:
         self._ends = ends
         self._indices = indices
-
-    def is_inside(self, position: int) -> bool:
-        number = bisect_right(self._starts, position) - 1
-        return number >= 0 and self._starts[number] < position < self._ends[number]
 
     def last_before(self, position: int) -> tuple[int, int]:
         """(tokens, characters) up to the end of the last mark that ends at `position` or before."""

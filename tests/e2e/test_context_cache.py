@@ -16,8 +16,15 @@ import pytest
 
 from ninfer.contract.cache import CacheMode, CacheUse, CheckpointKind, MissReason, Tier
 from ninfer.contract.generation import GenerationRequest
-from ninfer.contract.program import PausedSequence, Program, SequenceHandle, TransferKind
-from ninfer.contract.units import PAGE_TOKENS
+from ninfer.contract.program import (
+    PausedSequence,
+    Program,
+    SequenceHandle,
+    SequenceSpec,
+    Source,
+    TransferKind,
+)
+from ninfer.contract.units import PAGE_TOKENS, Capacity
 from ninfer.engine.context_cache import ContextCache
 from tests.helpers.cached_engine import (
     LIMITS,
@@ -206,38 +213,87 @@ class TestEveryRemainder:
 
     @pytest.mark.parametrize("remainder", range(PAGE_TOKENS))
     async def test_paused_there(self, small: CachedModel, remainder: int) -> None:
-        """The second has to go when the first needs its third page, behind 128 tokens."""
-        num_first, num_second = (64, remainder + 1) if remainder else (60, 61)
-        prompts = random_ids(2, num_first), random_ids(3, num_second)
+        """The second goes once it has that many tokens on its second page."""
+        frontier = PAGE_TOKENS + remainder
+        prompts = random_ids(2, 20), random_ids(3, frontier - 2)
+
+        def requests() -> list[GenerationRequest]:
+            return [small.request(prompt, max_tokens=8) for prompt in prompts]
+
+        limits = cached_capacity(max_context=256, num_pages=8, cache_slots=2, host_blocks=16)
+        alone = await small.alone(limits, *requests())
+        for is_replay in (False, True):
+            used = replace(limits, num_host_blocks=0) if is_replay else limits
+            paused = await self._together(small, used, requests(), alone, goes_at=frontier)
+            assert paused == [frontier]
+
+    @pytest.mark.parametrize("is_replay", [False, True], ids=["snapshot", "replay"])
+    @pytest.mark.parametrize("remainder", [1, 33, 63])
+    async def test_out_of_pages_there(
+        self, small: CachedModel, remainder: int, is_replay: bool
+    ) -> None:
+        """The second has to go when the first needs its third page, behind 128 tokens. Its
+        Snapshot goes to the host."""
+        prompts = random_ids(2, PAGE_TOKENS), random_ids(3, remainder + 1)
 
         def requests() -> list[GenerationRequest]:
             return [small.request(p, max_tokens=n) for p, n in zip(prompts, (75, 78), strict=True)]
 
-        limits = cached_capacity(max_context=256, num_pages=4, cache_slots=2, host_blocks=64)
+        host_blocks = 0 if is_replay else 64
+        limits = cached_capacity(
+            max_context=256, num_pages=4, cache_slots=2, host_blocks=host_blocks
+        )
         alone = await small.alone(limits, *requests())
-        for is_replay in (False, True):
-            used = replace(limits, num_host_blocks=0) if is_replay else limits
-            paused: list[int] = []
-            async with small.running(used, wrap=lambda p, log=paused: Watched(p, log)) as running:
-                got = await running.ask_all(requests())
-                assert [answer.output for answer in got] == [answer.output for answer in alone]
-                assert [frontier % PAGE_TOKENS for frontier in paused] == [remainder]
-                assert running.engine.metrics.num_replays == is_replay
-                await running.flush()
+        paused = await self._together(small, limits, requests(), alone, goes_at=None)
+        assert paused == [PAGE_TOKENS + remainder]
+
+    async def _together(
+        self,
+        model: CachedModel,
+        limits: Capacity,
+        requests: Sequence[GenerationRequest],
+        alone: Sequence[Answer],
+        *,
+        goes_at: int | None,
+    ) -> list[int]:
+        """Frontiers at which somebody was paused; every answer is as alone."""
+        is_replay = limits.num_host_blocks == 0
+        max_tokens = {request.max_tokens for request in requests}
+        made = model.running_wrapped(limits, lambda p: Watched(p, goes_at, max_tokens))
+        async with made as (running, watched):
+            got = await running.ask_all(requests)
+            assert [answer.output for answer in got] == [answer.output for answer in alone]
+            assert running.engine.metrics.num_replays == is_replay
+            await running.flush()
+        return watched.frontiers
 
 
 class Watched(FaultyProgram):
-    """Notes the frontiers of those that are paused in the middle of an answer."""
+    """Notes who is paused in the middle of an answer. Refuses the first sequence memory once, when
+    the second is at `goes_at`, so that the second has to go."""
 
-    def __init__(self, program: Program, frontiers: list[int]) -> None:
+    def __init__(self, program: Program, goes_at: int | None, max_tokens: set[int]) -> None:
         super().__init__(program, lambda name: None)
-        self._frontiers = frontiers
+        self.frontiers: list[int] = []
+        self._goes_at = goes_at
+        self._max_tokens = max_tokens
+        self._opened: list[SequenceHandle] = []
+        self.denies = self._is_denied
+
+    def open_sequence(self, spec: SequenceSpec, source: Source | None = None) -> SequenceHandle:
+        self._opened.append(super().open_sequence(spec, source))
+        return self._opened[-1]
 
     def pause(self, handle: SequenceHandle, *, keeps_state: bool) -> PausedSequence:
         paused = super().pause(handle, keeps_state=keeps_state)
-        if len(paused.accepted) not in (75, 78):
-            self._frontiers.append(paused.frontier)
+        if len(paused.accepted) not in self._max_tokens:
+            self.frontiers.append(paused.frontier)
         return paused
+
+    def _is_denied(self, handle: SequenceHandle) -> bool:
+        if self.frontiers or len(self._opened) < 2 or handle is not self._opened[0]:
+            return False
+        return self.frontier(self._opened[1]) == self._goes_at
 
 
 class TestAttentionOnly:

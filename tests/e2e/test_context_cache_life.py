@@ -29,6 +29,7 @@ from ninfer.contract.units import Capacity
 from ninfer.options import EngineOptions, SamplingOptions
 from ninfer.program.stores import disk_store
 from tests.helpers.cached_engine import (
+    Answer,
     CachedModel,
     CopyingCache,
     Running,
@@ -131,8 +132,8 @@ class TestClientsThatLeave:
         base = random_ids(1, 150)
         async with self._leaving(small, cached_capacity(), "materializing") as (running, leaving):
             await running.ask(small.request(base, max_tokens=3, places=tail_of(base)))
-            await running.idle()
             await running.copied(Tier.HOST)
+            await running.idle()
             assert isinstance(running.cache, CopyingCache)
             running.cache.give_up_device()
             got = await running.ask(target_of(small, base, 5), watch=leaving.watch)
@@ -170,17 +171,19 @@ class TestClientsThatLeave:
             host_blocks=64 if moment == "paused" else 0,
         )
         other, base = small.request(random_ids(1, 64), max_tokens=75), random_ids(2, 20)
-        (alone,) = await small.alone(limits, small.request(base, max_tokens=78))
+        (alone,) = await small.alone(limits, target_of(small, base, 78))
         async with self._leaving(small, limits, moment) as (running, leaving):
-            task = asyncio.create_task(running.ask(other))
-            got = await running.ask(target_of(small, base, 78), watch=leaving.watch)
+            target = target_of(small, base, 78)
+            beside, got = await asyncio.gather(
+                running.ask(other), running.ask(target, watch=leaving.watch)
+            )
             assert got.finish == CANCELLED
             assert leaving.num_met == 1
             assert 40 < len(got.tokens) < 78
             assert got.tokens == alone.tokens[: len(got.tokens)]
             metrics = running.engine.metrics
             assert (metrics.num_pauses, metrics.num_replays) == (1, int(moment == "replay"))
-            await self._check_other(small, await task, 75, num_prompt_tokens=64)
+            await self._check_other(small, beside, 75, num_prompt_tokens=64)
             await running.flush()
 
     def _leaving(
@@ -191,11 +194,11 @@ class TestClientsThatLeave:
         )
 
     async def _check_other(
-        self, small: CachedModel, got: object, max_tokens: int, *, num_prompt_tokens: int = 70
+        self, small: CachedModel, got: Answer, max_tokens: int, *, num_prompt_tokens: int = 70
     ) -> None:
         request = small.request(random_ids(1, num_prompt_tokens), max_tokens=max_tokens)
         (alone,) = await small.alone(cached_capacity(), request)
-        assert got.output == alone.output  # type: ignore[attr-defined]
+        assert got.output == alone.output
 
 
 def tail_of(base: Sequence[int]) -> dict[int, CheckpointKind]:

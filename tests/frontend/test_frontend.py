@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
 
+from ninfer.contract.cache import CacheMode, CacheRequest
 from ninfer.contract.chat import Frontend, GenerationParams
 from ninfer.contract.errors import ModelFileError, RequestError
 from ninfer.contract.generation import Finish, FinishReason, GenerationRequest
@@ -48,6 +49,12 @@ def build(
 ) -> GenerationRequest:
     prompt = frontend.prepare_ids(prompt_ids)
     return frontend.build_request("r", prompt, GenerationParams(**params), now=100.0)
+
+
+def test_what_a_request_asks_of_the_cache_arrives() -> None:
+    asked = CacheRequest(CacheMode.OFF, "session", "salt")
+    assert build(cache=asked).cache == asked
+    assert build().cache == CacheRequest()
 
 
 def answer(request: GenerationRequest, *ids: int) -> tuple[str, str, Finish | None, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,10 +12,14 @@ from hypothesis import strategies as st
 
 from ninfer.contract.cache import CheckpointKind
 from ninfer.contract.chat import ChatMessage, ChatPrompt, TextPart
-from ninfer.contract.prompt import PreparedPrompt
+from ninfer.contract.prompt import PreparedPrompt, PromptFrontier
 from ninfer.frontend.chat_renderer import ChatRenderer
+from ninfer.frontend.control_text import GuardedText
+from ninfer.frontend.frontiers import FrontierFinder
+from ninfer.frontend.places import RenderedTurns, TextPlace
 from ninfer.frontend.prompt import PromptBuilder
 from ninfer.frontend.template import ChatTemplate
+from ninfer.frontend.template_traits import TurnFrame
 from tests.helpers.chat_templates import ALTERNATING, QWEN3, QWEN3_5
 from tests.helpers.demo_frontend import (
     DEMO_VOCAB_SIZE,
@@ -325,3 +330,116 @@ def test_text_with_every_unused_character_is_still_a_prompt() -> None:
     text = "".join(map(chr, range(0xF0000, 0xFFFFE)))
     prepared = BUILDERS["no_frame"].from_chat(chat(turn("user", text), tools=TOOLS))
     assert CLOSURE in ends(prepared)
+
+
+FINDER = FrontierFinder(TOKENIZER)
+
+
+def found_in(text: str, *places: TextPlace) -> tuple[PromptFrontier, ...]:
+    return FINDER.find(GuardedText(text), TOKENIZER.encode(text), places)
+
+
+def test_place_inside_a_token_is_none_and_a_mark_there_is_the_border_before_it() -> None:
+    text = "<|im_end|> the end"
+    assert len(TOKENIZER.encode("<|im_end|> the")) == 2
+    assert found_in(text, TextPlace(12, REPLAY)) == ()
+    assert found_in(text, TextPlace(14, REPLAY)) == (PromptFrontier(2, REPLAY),)
+    marked_there = TextPlace(12, ANCHOR, is_explicit=True)
+    assert found_in(text, marked_there) == (PromptFrontier(1, ANCHOR, is_explicit=True),)
+    for end in (3, 9):
+        assert found_in(text, TextPlace(end, ANCHOR, is_explicit=True)) == ()
+
+
+def test_tokens_of_another_text_have_no_frontiers() -> None:
+    place = TextPlace(10, REPLAY)
+    assert len(found_in("<|im_end|>a", place)) == 1
+    assert FINDER.find(GuardedText("<|im_end|>a"), TOKENIZER.encode("<think>a"), [place]) == ()
+    assert FINDER.find(GuardedText("<|im_end|>a"), TOKENIZER.encode("a"), [place]) == ()
+
+
+def test_place_far_behind_any_mark_is_given_up() -> None:
+    text = "<|im_end|>" + "word " * 4000
+    assert found_in(text, TextPlace(len(text) - 6, ANCHOR, is_explicit=True)) == ()
+    assert len(found_in(text, TextPlace(5010, ANCHOR, is_explicit=True))) == 1
+
+
+@pytest.mark.parametrize("marked_first", [True, False])
+def test_of_places_at_one_end_the_lasting_kind_and_any_mark_count(marked_first: bool) -> None:
+    places = [TextPlace(10, CLOSURE, marked_first), TextPlace(10, ANCHOR, not marked_first)]
+    (frontier,) = found_in("<|im_end|>a", *places)
+    assert frontier == PromptFrontier(1, CLOSURE, is_explicit=True)
+
+
+@ALL
+def test_repeated_questions_are_told_apart(name: str) -> None:
+    question, answer = turn("user", "And?"), turn("assistant", "So.")
+    check(name, chat(question, answer, question, answer, question, *IN_LOOP[5:]))
+
+
+def turns_of(num_turns: int, **fields: Any) -> RenderedTurns:
+    messages = [
+        {"role": "user", "content": f"{number:04} " + "x" * 600} for number in range(num_turns)
+    ]
+    return RenderedTurns(
+        text="".join(f"<{message['content']}>" for message in messages) + "$",
+        messages=messages,
+        user_frame=TurnFrame("<", ">"),
+        opener=lambda: "$",
+        render_first=lambda _: "another text",
+        render_parted=lambda _: None,
+        **fields,
+    )
+
+
+def test_anchors_move_only_when_the_spacing_doubles() -> None:
+    seen = [
+        {place.end for place in turns_of(count).places() if place.kind is ANCHOR}
+        for count in range(1, 400)
+    ]
+    assert max(map(len, seen)) == 4
+    num_moved = sum(not left <= right for left, right in pairwise(seen))
+    assert 1 <= num_moved <= 6
+    assert len(seen[-1]) >= 2
+
+
+def test_rendering_that_the_text_does_not_begin_with_is_no_place() -> None:
+    turns = replace(turns_of(2), user_frame=None, text="<a>$", opener=lambda: None)
+    assert turns.places() == []
+
+
+def test_text_that_is_not_opened_is_not_replayed() -> None:
+    kinds = [place.kind for place in turns_of(1, is_opened=False).places()]
+    assert kinds == [CLOSURE]
+
+
+@ALL
+def test_marks_are_found_behind_what_says_the_same(name: str) -> None:
+    same = "The same words." * 10
+    message = marked("assistant", (same, True), ("more", False))
+    prompt = chat(turn("user", same), message, LATER[4])
+    ((end, kind),) = explicit(BUILDERS[name].from_chat(prompt))
+    start = BUILDERS[name].from_chat(first(prompt, 1)).num_tokens
+    assert kind is ANCHOR
+    assert (end > start) == (name != "no_frame")
+
+
+@ALL
+def test_marks_in_several_leading_system_messages(name: str) -> None:
+    second = marked("system", ("Two. " * 9, True), ("Three.", False))
+    one = BUILDERS[name].from_chat(chat(turn("system", "One."), second, LATER[0]))
+    text = "One.\n\n" + "Two. " * 9
+    whole = marked("system", (text, True), ("Three.", False))
+    assert explicit(one) == explicit(BUILDERS[name].from_chat(chat(whole, LATER[0])))
+    assert len(explicit(one)) == 1
+    question = marked("user", ("Why?", True))
+    systems = (turn("system", "One."), turn("system", "Two."))
+    prepared = BUILDERS[name].from_chat(chat(*systems, question))
+    assert [kind for _, kind in explicit(prepared)] == [CLOSURE]
+
+
+@pytest.mark.parametrize("name", ["demo", "qwen3_5"])
+def test_continued_answer_behind_a_late_system_message(name: str) -> None:
+    messages = (*LATER[:1], turn("system", "Now."), *IN_LOOP[1:], turn("assistant", "So"))
+    prompt = chat(*messages, continue_final_message=True)
+    (replay,) = ends(BUILDERS[name].from_chat(prompt))[REPLAY]
+    assert_ends_with(name, prompt, len(messages) - 1, replay)
