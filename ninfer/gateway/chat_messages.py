@@ -14,6 +14,7 @@ from ninfer.contract.chat import ChatMessage, Role, TextPart, ToolCall
 from ninfer.contract.errors import RequestError
 from ninfer.gateway.fields import (
     Fields,
+    first_given,
     invalid_type,
     invalid_value,
     missing,
@@ -68,8 +69,10 @@ def _message(fields: Fields) -> ChatMessage:
     reasoning: str | None = None
     calls: tuple[ToolCall, ...] = ()
     if role == "assistant":
-        name = fields.first_of(("reasoning_content", "reasoning"))
-        reasoning = fields.string(name) if name else ("".join(thoughts) if thoughts else None)
+        names = ("reasoning_content", "reasoning")
+        reasoning = first_given(fields.string(name) for name in names)
+        if reasoning is None and thoughts:
+            reasoning = "".join(thoughts)
         calls = _tool_calls(fields)
     return ChatMessage(
         role=role,
