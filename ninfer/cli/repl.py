@@ -57,17 +57,20 @@ class Repl:
             line = await reader.read()
             if line is None:
                 return
+            stop = StopSwitch()
+            if reader.was_interrupted:
+                stop.press()
             if line.startswith("/"):
-                await self._run_command(line)
+                await self._run_command(line, stop)
             elif text := turn_text(line):
-                await self._take_turn(text)
+                await self._take_turn(text, stop)
 
-    async def _run_command(self, line: str) -> None:
+    async def _run_command(self, line: str, stop: StopSwitch) -> None:
         """On a terminal, Ctrl-C gives the command up and not the program."""
         if not self._console.is_interactive:
             await self.commands.run(line)
             return
-        task, stop = asyncio.ensure_future(self.commands.run(line)), StopSwitch()
+        task = asyncio.ensure_future(self.commands.run(line))
         stop.bind(task.cancel)
         with stop.on_interrupt(asyncio.get_running_loop().call_soon_threadsafe):
             await asyncio.wait((task,))
@@ -88,9 +91,9 @@ class Repl:
         values["max_tokens"] = str(request.max_tokens) if is_bounded else "the rest of the context"
         return values
 
-    async def _take_turn(self, text: str) -> None:
+    async def _take_turn(self, text: str, stop: StopSwitch) -> None:
         try:
-            answer = await self._answer(text)
+            answer = await self._answer(text, stop)
         except RequestError as error:
             hint = "; /reset starts over" if error.code == "context_length_exceeded" else ""
             self._console.error(f"{error}{hint}")
@@ -114,8 +117,8 @@ class Repl:
         if answer.finish.reason is FinishReason.CONTEXT_CAPACITY:
             self._console.notice("the context is full; /reset starts over")
 
-    async def _answer(self, text: str) -> Answer:
-        printer, stop = AnswerPrinter(self._console), StopSwitch()
+    async def _answer(self, text: str, stop: StopSwitch) -> Answer:
+        printer = AnswerPrinter(self._console)
         if not self._console.is_interactive:
             return await self._stream(text, printer, stop)
         loop = asyncio.get_running_loop()

@@ -96,6 +96,14 @@ def _read_prompt(options: RunOptions, chat: ChatOptions) -> str | ChatPrompt:
 
 
 def _prompt_text(options: RunOptions) -> str:
+    """Raises OptionError when there is nothing to answer."""
+    text = _given_text(options)
+    if not (text if options.raw else text.strip()):
+        raise OptionError("--prompt", "the prompt is empty")
+    return text
+
+
+def _given_text(options: RunOptions) -> str:
     if options.prompt is not None and options.prompt != STDIN:
         return options.prompt
     if options.prompt is None and sys.stdin.isatty():

@@ -126,12 +126,19 @@ def _figures(model: LoadedModel, scored: _Scored) -> dict[str, Any]:
 
 def _as_table(figures: dict[str, Any]) -> str:
     shown = {
-        name.replace("_", " "): f"{value:.6f}" if isinstance(value, float) else str(value)
+        name.replace("_", " "): _shown(value)
         for name, value in figures.items()
         if name != "elapsed_s"
     }
     shown["elapsed"] = f"{figures['elapsed_s']:.1f} s"
     return table(list(shown.items()))
+
+
+def _shown(value: object) -> str:
+    """A mean over no token is a dash."""
+    if value is None:
+        return "-"
+    return f"{value:.6f}" if isinstance(value, float) else str(value)
 
 
 def _write_logits(path: Path, logits: Float32Array) -> None:

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Final
 
 from prompt_toolkit import PromptSession
+from prompt_toolkit.application import create_app_session
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory
+from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.keys import Keys
 from prompt_toolkit.output.plain_text import PlainTextOutput
 
 from ninfer.cli.block_input import is_open_block
@@ -30,23 +33,41 @@ class TerminalReader:
         self, command_names: Sequence[str], history_path: Path, *, has_cursor: bool
     ) -> None:
         """`has_cursor`: the terminal understands cursor movement; else it gets text alone."""
-        self._session: PromptSession[str] = PromptSession(
-            history=ForgivingHistory(history_path),
-            multiline=True,
-            prompt_continuation=_CONTINUATION,
-            key_bindings=_key_bindings(),
-            completer=_CommandCompleter(command_names),
-            complete_while_typing=False,
-            output=None if has_cursor else PlainTextOutput(sys.stdout),
-        )
+        # The editor has a plain mode for dumb terminals, but looks for the output by itself then.
+        plain = None if has_cursor else PlainTextOutput(sys.stdout)
+        with create_app_session(output=plain):
+            self._session: PromptSession[str] = PromptSession(
+                history=ForgivingHistory(history_path),
+                multiline=True,
+                prompt_continuation=_CONTINUATION,
+                key_bindings=_key_bindings(),
+                completer=_CommandCompleter(command_names),
+                complete_while_typing=False,
+            )
+        self.was_interrupted = False
 
     async def read(self) -> str | None:
+        self.was_interrupted = False
         try:
-            return await self._session.prompt_async(_PROMPT)
+            text = await self._session.prompt_async(_PROMPT)
         except KeyboardInterrupt:
             return ""
         except EOFError:
             return None
+        self.was_interrupted = self._take_early_interrupt()
+        return text
+
+    def _take_early_interrupt(self) -> bool:
+        """Whether Ctrl-C is among the keys typed before the terminal made signals of it again.
+
+        What follows it stays for the next input, what stands before it is cleared as ever.
+        """
+        source = self._session.input
+        with source.raw_mode():
+            keys = [*get_typeahead(source), *source.read_keys()]
+        places = [place for place, press in enumerate(keys) if press.key == Keys.ControlC]
+        store_typeahead(source, keys[places[-1] + 1 :] if places else keys)
+        return bool(places)
 
 
 class ForgivingHistory(FileHistory):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol, TextIO
+from typing import Final, Protocol, TextIO
 
 from ninfer.cli.block_input import is_open_block
 from ninfer.cli.input_files import LIMIT_BYTES, too_long
@@ -14,12 +14,18 @@ from ninfer.cli.input_files import LIMIT_BYTES, too_long
 class TurnReader(Protocol):
     """Gives one input after the other: a line, or a block between triple quotes."""
 
+    @property
+    def was_interrupted(self) -> bool:
+        """Ctrl-C came right behind the last input, before it could become a signal."""
+
     async def read(self) -> str | None:
         """The next input as it was typed; None at the end."""
 
 
 class PipeReader:
     """Reads a text stream line by line."""
+
+    was_interrupted: Final = False
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -61,7 +61,7 @@ class Gateway:
         """Answer one request. Raises only ConnectionError and CancelledError."""
         connection = request.protocol
         if isinstance(connection, Connection):
-            connection.begin_request()
+            connection.begin_request(request.version)
         self.counters.exchanges_active += 1
         self.counters.exchanges_total += 1
         try:

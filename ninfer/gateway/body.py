@@ -19,6 +19,7 @@ from ninfer.gateway.json_text import parse_json
 from ninfer.gateway.limits import MIB, GatewayLimits
 
 T = TypeVar("T")
+_CHARSETS: Final = ("utf-8", "utf8", "us-ascii", "ascii")
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -52,9 +53,11 @@ async def read_json_body(
 
 
 def _check_media_type(request: web.BaseRequest) -> None:
-    """JSON or nothing; a browser page must name JSON, which forces a preflight on it."""
+    """JSON in UTF-8 or nothing; a browser page must name JSON, which forces a preflight on it."""
     header = request.headers.get("Content-Type")
     media_type = (header or "").partition(";")[0].strip().lower()
+    if (request.charset or _CHARSETS[0]).lower() not in _CHARSETS:
+        raise RequestError("unsupported_media_type", "The charset of Content-Type must be utf-8.")
     if media_type == "application/json":
         return
     if "Origin" not in request.headers and (not media_type or media_type.endswith("+json")):

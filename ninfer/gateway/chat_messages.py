@@ -15,6 +15,7 @@ from ninfer.contract.errors import RequestError
 from ninfer.gateway.cache_fields import has_mark
 from ninfer.gateway.fields import (
     Fields,
+    first_given,
     invalid_type,
     invalid_value,
     missing,
@@ -69,8 +70,10 @@ def _message(fields: Fields) -> ChatMessage:
     reasoning: str | None = None
     calls: tuple[ToolCall, ...] = ()
     if role == "assistant":
-        name = fields.first_of(("reasoning_content", "reasoning"))
-        reasoning = fields.string(name) if name else ("".join(thoughts) if thoughts else None)
+        names = ("reasoning_content", "reasoning")
+        reasoning = first_given(fields.string(name) for name in names)
+        if reasoning is None and thoughts:
+            reasoning = "".join(thoughts)
         calls = _tool_calls(fields)
     return ChatMessage(
         role=role,

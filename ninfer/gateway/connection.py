@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 import orjson
-from aiohttp import web
+from aiohttp import HttpVersion, HttpVersion10, web
 from aiohttp.http_exceptions import BadHttpMessage, BadHttpMethod, LineTooLong
 
 from ninfer.contract.errors import RequestError, Unavailable
@@ -105,10 +105,16 @@ class Connection(web.RequestHandler):
         self._has_half_closed = True
         return not self._needs_client and self._num_answered < self._request_count
 
-    def begin_request(self) -> None:
+    def begin_request(self, version: HttpVersion) -> None:
+        """Raises ConnectionError for a request line without a version: HTTP/0.9 has no status."""
         self._is_serving = True
         self._head = b""
         self._stop_header_timer()
+        if version < HttpVersion10 and self.transport is not None:
+            error = RequestError("invalid_http", "The request line must name HTTP/1.1 or HTTP/1.0.")
+            self.transport.write(_raw_answer(error))
+            self.force_close()
+            raise ConnectionResetError("a request without a version")
 
     def need_client(self) -> None:
         """The rest of this request is only worth while if the client is there. Raises
@@ -226,7 +232,7 @@ def _raw_answer(error: Exception) -> bytes:
     return f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}\r\n{lines}\r\n".encode() + body
 
 
-_REASONS: Final = {408: "Request Timeout", 429: "Too Many Requests"}
+_REASONS: Final = {400: "Bad Request", 408: "Request Timeout", 429: "Too Many Requests"}
 
 
 def _tune_socket(transport: asyncio.BaseTransport, user_timeout_s: float) -> None:

@@ -6,11 +6,12 @@ integers stay within 64 bits; null is the same as absent. Messages carry no text
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 from ninfer.contract.errors import RequestError
 
+T = TypeVar("T")
 INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
 
@@ -81,6 +82,11 @@ def as_object(value: object, path: str) -> Fields:
     if not isinstance(value, dict):
         raise invalid_type(path, "an object", value)
     return Fields(value, path)
+
+
+def first_given(values: Iterable[T | None]) -> T | None:
+    """The value of the first of several spellings; all of them are read, and so checked."""
+    return next((value for value in tuple(values) if value is not None), None)
 
 
 class Fields:

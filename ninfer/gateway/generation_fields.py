@@ -13,6 +13,7 @@ from ninfer.gateway.fields import (
     as_integer,
     as_number,
     as_string,
+    first_given,
     invalid_type,
     invalid_value,
 )
@@ -28,7 +29,10 @@ MAX_TIMEOUT_S: Final = 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spellings:
-    """Names of the fields that protocols spell differently; the first one present counts."""
+    """Names of the fields that protocols spell differently.
+
+    The first one present counts; the others are checked all the same.
+    """
 
     max_tokens: Sequence[str]
     min_tokens: Sequence[str]
@@ -44,7 +48,7 @@ OPENAI_SPELLINGS: Final = Spellings(
     include_stop_string=("include_stop_str_in_output",),
 )
 NATIVE_SPELLINGS: Final = Spellings(
-    max_tokens=("max_new_tokens", "max_tokens"),
+    max_tokens=("max_new_tokens", "max_completion_tokens", "max_tokens", "max_output_tokens"),
     min_tokens=("min_new_tokens", "min_tokens"),
     seed=("seed", "sampling_seed"),
     include_stop_string=("include_stop_str_in_output", "no_stop_trim"),
@@ -104,30 +108,25 @@ def check_hints(fields: Fields) -> None:
 
 
 def _integer_of(fields: Fields, names: Sequence[str]) -> int | None:
-    name = fields.first_of(names)
-    return None if name is None else fields.integer(name)
+    return first_given(fields.integer(name) for name in names)
 
 
 def _flag_of(fields: Fields, names: Sequence[str]) -> bool:
-    name = fields.first_of(names)
-    return False if name is None else fields.flag(name)
+    return first_given(fields.boolean(name) for name in names) or False
 
 
 def _max_tokens(fields: Fields, spellings: Spellings) -> int | None:
     """-1 is a common way to say "no limit"."""
-    name = fields.first_of(spellings.max_tokens)
-    if name is None:
+    value = first_given(fields.integer(name, -1) for name in spellings.max_tokens)
+    if value is None:
         return spellings.default_max_tokens
-    value = fields.integer(name, -1)
     return None if value == -1 else value
 
 
 def _min_tokens(fields: Fields, spellings: Spellings, max_tokens: int | None) -> int:
-    name = fields.first_of(spellings.min_tokens)
-    if name is None:
-        return 0
-    value = fields.integer(name, 0) or 0
+    value = first_given(fields.integer(name, 0) for name in spellings.min_tokens) or 0
     if max_tokens is not None and value > max_tokens:
+        name = fields.first_of(spellings.min_tokens) or spellings.min_tokens[0]
         raise invalid_value(
             fields.path_of(name), f"must not exceed the output limit of {max_tokens}"
         )
@@ -141,8 +140,8 @@ def _top_k(fields: Fields, vocab_size: int) -> int | None:
 
 
 def _repetition_penalty(fields: Fields) -> float | None:
-    name = fields.first_of(("repetition_penalty", "repeat_penalty"))
-    return None if name is None else fields.number(name, 0.0, 10.0, above=True)
+    names = ("repetition_penalty", "repeat_penalty")
+    return first_given(fields.number(name, 0.0, 10.0, above=True) for name in names)
 
 
 def _logit_bias(fields: Fields, vocab_size: int) -> tuple[tuple[int, float], ...]:

@@ -227,7 +227,11 @@ def _ids(fields: Fields, num_prompts: int, is_batch: bool) -> tuple[str | None, 
         raise invalid_type(path, "a list of strings", value)
     if len(value) != num_prompts:
         raise invalid_value(path, "must have one id for each prompt")
-    return tuple(as_string(item, f"{path}[{index}]") for index, item in enumerate(value))
+    ids = tuple(as_string(item, f"{path}[{index}]") for index, item in enumerate(value))
+    for index, answer_id in enumerate(ids):
+        if answer_id in ids[:index]:
+            raise invalid_value(f"{path}[{index}]", "must differ from the ids before it")
+    return ids
 
 
 def _top_logprobs(fields: Fields) -> int | None:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import os
 import signal
+import socket
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -21,6 +24,7 @@ from ninfer.gateway.app import Gateway
 from ninfer.gateway.connection import ConnectionFactory
 from ninfer.gateway.lifecycle import ServedModel
 
+_logger = logging.getLogger(__name__)
 _POLL_S: Final = 0.1
 _FLUSH_S: Final = 5.0
 """For answers that are complete to leave the socket when the server stops."""
@@ -71,8 +75,16 @@ async def open_listener(gateway: Gateway, host: str, port: int) -> Listener:
     try:
         server = await loop.create_server(factory, host, port, backlog=_BACKLOG)
     except OSError as error:
-        raise OptionError("--host/--port", f"cannot listen on {host}:{port}: {error}") from None
+        reason = _reason_of(error)
+        raise OptionError("--host/--port", f"cannot listen on {host}:{port}: {reason}") from None
     return Listener(server, connections, host)
+
+
+def _reason_of(error: OSError) -> str:
+    """asyncio puts a text of its own, with number and address, where the system's would be."""
+    if error.errno is None or isinstance(error, socket.gaierror):
+        return error.strerror or str(error)
+    return os.strerror(error.errno)
 
 
 async def serve(
@@ -98,6 +110,7 @@ async def serve(
             if on_listening is not None:
                 on_listening(listener.url)
             if await _load(gateway, load, stop):
+                _logger.info("ready: requests are served at %s", listener.url)
                 on_ready(listener.url)
                 await _watch_engine(gateway, stop)
             return await _drain(gateway, listener, stop)
@@ -143,8 +156,10 @@ async def _drain(gateway: Gateway, listener: Listener, stop: StopRequest) -> boo
     options, lifecycle = gateway.options, gateway.lifecycle
     lifecycle.begin_drain()
     grace_s = 0.0 if stop.skip_grace else min(options.drain_grace, options.drain_timeout)
+    _logger.info("draining: new requests are taken for %g s", grace_s)
     await _first_of(stop.immediate, grace_s)
     lifecycle.close_admission()
+    _logger.info("draining: %d requests run", gateway.counters.exchanges_active)
     has_finished = True
     if lifecycle.model is not None:
         draining = asyncio.create_task(
@@ -159,6 +174,7 @@ async def _drain(gateway: Gateway, listener: Listener, stop: StopRequest) -> boo
             await _cancel(stopping)
     listener.stop_listening()
     await _flush(gateway, stop)
+    _logger.info("stopped")
     return has_finished and gateway.counters.exchanges_active == 0
 
 

@@ -34,7 +34,8 @@ def parse_hide_reasoning(fields: Fields) -> bool:
     """The model thinks, but the client does not want to see it."""
     reasoning = fields.child("reasoning")
     is_excluded = reasoning is not None and reasoning.flag("exclude")
-    return is_excluded or fields.boolean("include_reasoning") is False
+    is_included = fields.boolean("include_reasoning")
+    return is_excluded or is_included is False
 
 
 def _thinking_type(fields: Fields) -> bool | None:

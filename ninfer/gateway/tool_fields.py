@@ -40,7 +40,8 @@ def parse_tools(fields: Fields) -> tuple[Mapping[str, Any], ...]:
         raise invalid_value(path, f"must have at most {MAX_TOOLS} entries")
     _check_unique(tools, path)
     choice_name = fields.first_of(_CHOICE_FIELDS) or "tool_choice"
-    choice = _choice(fields, choice_name)
+    choices = {name: _choice(fields, name) for name in _CHOICE_FIELDS}
+    choice = choices[choice_name]
     if not tools and choice in ("required", "any", "named"):
         raise invalid_value(fields.path_of(choice_name), "needs tools to choose from")
     if tools and choice != "none":

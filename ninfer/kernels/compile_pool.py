@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -31,7 +31,7 @@ Compiler: TypeAlias = Callable[[KernelSource, str], CompiledKernel]
 
 def compile_all(
     tasks: Sequence[Task], jobs: int, compiler: Compiler = compile_source
-) -> Iterator[tuple[int, CompiledKernel]]:
+) -> Generator[tuple[int, CompiledKernel]]:
     """The index of a task with its kernel, as they get ready; at most `jobs` run at once.
 
     Raises the first error of a compiler, and DeviceError when one was killed. Closing the iterator

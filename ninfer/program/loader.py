@@ -6,10 +6,12 @@ leaves nothing half-loaded behind. The CUDA executor and what it needs are impor
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Final
 
 from ninfer.contract.arrays import Float32Array
 from ninfer.contract.errors import OptionError
@@ -24,6 +26,12 @@ from ninfer.program.stores.disk_store import DiskLayout, DiskStore
 from ninfer.program.weight_reader import read_weights
 
 _logger = logging.getLogger(__name__)
+_GPU_SETTINGS: Final[Mapping[str, object]] = {
+    item.name: item.default
+    for item in dataclasses.fields(EngineOptions)
+    if item.name in ("device", "weights", "kv_dtype", "kernels")
+}
+"""What the CPU executor cannot follow, with the values that ask for nothing."""
 
 
 def load_program(
@@ -66,11 +74,11 @@ def _takes_cuda(options: EngineOptions) -> bool:
             return True
         if options.executor == "cuda":
             raise OptionError(flag_of("executor"), f"cuda cannot be used: {reason}")
-    if options.weights != "auto" or options.kv_dtype != "bf16":
-        name = "weights" if options.weights != "auto" else "kv_dtype"
-        raise OptionError(
-            flag_of(name), "only the CUDA executor has it; the CPU executor computes in float32"
-        )
+    for name, default in _GPU_SETTINGS.items():
+        if getattr(options, name) != default:
+            raise OptionError(
+                flag_of(name), "it is for a GPU, and here the model runs on the CPU executor"
+            )
     return False
 
 

@@ -295,7 +295,7 @@ def test_raw_text_is_continued_without_a_template() -> None:
         (["--messages", "-"], "--messages: - is not JSON"),
         (["--temperature", "hot"], "--temperature: 'hot' is not a number"),
         (["--executor", "tpu"], "--executor: 'tpu' is not one of auto, cpu, cuda"),
-        (["--max-context", "999999"], "--max-context"),
+        (["--prompt", "a", "--max-context", "999999"], "--max-context"),
         (["--colour"], "--colour"),
     ],
 )
@@ -304,6 +304,15 @@ def test_a_bad_option_is_one_line_and_code_2(arguments: list[str], named: str) -
     assert done.returncode == 2
     assert done.stdout == ""
     assert named in error_line(done.stderr)
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["--prompt", ""], ["--prompt", " \n"], ["--raw"], ["--raw", "--prompt", ""]]
+)
+def test_a_prompt_without_text_is_code_2(arguments: list[str]) -> None:
+    done = ninfer("run", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert error_line(done.stderr) == "--prompt: the prompt is empty"
 
 
 def test_a_bad_variable_is_named() -> None:
@@ -431,6 +440,14 @@ def test_score_of_text_parses_special_tokens_and_prints_a_table(tmp_path: Path) 
         np.exp(float(rows["mean"].split()[-1])), rel=1e-4
     )
     assert (rows["window"], rows["stride"]) == ("2048", "1024")
+
+
+def test_a_single_token_has_no_score(tmp_path: Path) -> None:
+    ids = tmp_path / "ids.json"
+    ids.write_text("[1]")
+    rows = dict(line.rsplit(maxsplit=1) for line in ninfer("score", "--ids", str(ids)).stdout
+                .splitlines() if "elapsed" not in line)  # fmt: skip
+    assert (rows["mean nll"], rows["perplexity"], rows["scored tokens"]) == ("-", "-", "0")
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ class TerminalText(io.StringIO):
 @dataclass
 class ScriptedReader:
     lines: list[str]
+    was_interrupted: bool = False
 
     async def read(self) -> str | None:
         return self.lines.pop(0) if self.lines else None

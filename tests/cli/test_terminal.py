@@ -71,6 +71,15 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(chat: TerminalProcess) -> N
     assert chat.wait() == 0
 
 
+@pytest.mark.parametrize("rest", ["", "/stats" + ENTER], ids=["alone", "typed ahead"])
+def test_ctrl_c_right_behind_enter_stops_the_answer(chat: TerminalProcess, rest: str) -> None:
+    chat.send("Tell me a story." + ENTER + CTRL_C + rest)
+    assert "+ 0 answer tokens" in chat.expect("; stopped]")
+    chat.expect(">>>")
+    chat.send("" if rest else "/stats" + ENTER)
+    chat.expect("answers        1")
+
+
 def test_ctrl_c_at_the_prompt_clears_the_input(chat: TerminalProcess) -> None:
     chat.send("/unfinished business")
     chat.expect("business")
@@ -130,10 +139,11 @@ def test_no_color_means_no_colours(tmp_path: Path) -> None:
 
 def test_a_dumb_terminal_gets_text_alone(tmp_path: Path) -> None:
     with start(tmp_path, "--temperature", "0", "--think", term="dumb") as process:
-        process.expect(">>>")
+        assert process.expect(">>>").count("\n") == 1
         time.sleep(0.5)
         process.send("What is 48 + 37?" + ENTER)
-        process.expect("thinking: 48 + 30")
+        assert process.expect("thinking: ").count(">>>") == 0
+        process.expect("48 + 30")
         process.expect("48 + 37 is 85.")
         process.expect("tokens/s")
         process.expect(">>>")

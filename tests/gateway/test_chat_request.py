@@ -155,6 +155,34 @@ def test_repeat_penalty_is_an_alias() -> None:
     assert error_of(repeat_penalty=11).param == "repeat_penalty"
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": 3, "max_output_tokens": "x"}, "max_output_tokens"),
+        ({"max_completion_tokens": 3, "max_tokens": 2.5}, "max_tokens"),
+        ({"max_tokens": 3, "max_new_tokens": -2}, "max_new_tokens"),
+        ({"repetition_penalty": 1.2, "repeat_penalty": "x"}, "repeat_penalty"),
+        ({"tool_choice": "none", "function_call": 3}, "function_call"),
+        ({"reasoning": {"exclude": True}, "include_reasoning": "x"}, "include_reasoning"),
+        (
+            {"messages": [USER, {**ASSISTANT, "reasoning_content": "a", "reasoning": 3}, USER]},
+            "messages[1].reasoning",
+        ),
+    ],
+)
+def test_a_spelling_that_does_not_count_is_checked_all_the_same(
+    fields: dict[str, Any], param: str
+) -> None:
+    assert error_of(**fields).param == param
+
+
+def test_the_first_spelling_counts() -> None:
+    spellings = {"max_tokens": 2, "max_output_tokens": 3, "max_new_tokens": 4}
+    assert parse(**spellings).params.max_tokens == 2
+    assert parse(**spellings, max_completion_tokens=1).params.max_tokens == 1
+    assert parse(**spellings, max_completion_tokens=-1).params.max_tokens is None
+
+
 @pytest.mark.parametrize("stop", [None, []])
 def test_no_stop(stop: object) -> None:
     assert parse(stop=stop).params.stop == ()

@@ -268,6 +268,29 @@ async def test_fields_that_ask_for_nothing_are_no_error(rig: Rig) -> None:
         ({"text": "a", "top_logprobs_num": 2}, "invalid_value", "top_logprobs_num"),
         ({"text": "a", "rid": 5}, "invalid_type", "rid"),
         ({"text": ["a"], "rid": ["x", "y"]}, "invalid_value", "rid"),
+        ({"text": ["a", "b", "c"], "rid": ["x", "y", "x"]}, "invalid_value", "rid[2]"),
+        *(
+            (
+                {"text": "a", "sampling_params": {first: 3, second: "x"}},
+                "invalid_type",
+                f"sampling_params.{second}",
+            )
+            for first, second in (
+                ("max_new_tokens", "max_tokens"),
+                ("max_new_tokens", "max_completion_tokens"),
+                ("max_new_tokens", "max_output_tokens"),
+                ("min_new_tokens", "min_tokens"),
+                ("seed", "sampling_seed"),
+            )
+        ),
+        (
+            {
+                "text": "a",
+                "sampling_params": {"include_stop_str_in_output": True, "no_stop_trim": 1},
+            },
+            "invalid_type",
+            "sampling_params.no_stop_trim",
+        ),
     ],
 )
 async def test_refusals_name_the_field(

@@ -115,6 +115,22 @@ async def test_taken_port_is_an_option_error() -> None:
             await life.run()
 
 
+@pytest.mark.parametrize(
+    ("host", "reason"),
+    [("192.0.2.1", "Cannot assign requested address"), ("no-such-host.invalid", "")],
+)
+async def test_an_address_that_cannot_be_had_is_told_without_its_number(
+    host: str, reason: str
+) -> None:
+    life = Life(FakeEngine(), Gateway(ServeOptions(host=host, port=0), CARD))
+    with pytest.raises(OptionError) as caught:
+        await life.run()
+    place, _, text = str(caught.value).rpartition(": ")
+    assert place == f"--host/--port: cannot listen on {host}:0"
+    assert text.startswith(reason)
+    assert "rrno" not in str(caught.value)
+
+
 async def test_sigterm_takes_requests_in_its_grace_and_lets_them_finish() -> None:
     life = new_life(drain_grace=0.3)
     life.loaded.set()

@@ -152,10 +152,14 @@ def test_cuda_is_refused_by_name_where_there_is_none() -> None:
         (EngineOptions(executor="cpu", weights="fp8"), "--weights"),
         (EngineOptions(executor="cpu", weights="bf16", kv_dtype="int8"), "--weights"),
         (EngineOptions(executor="cpu", kv_dtype="fp8"), "--kv-dtype"),
+        (EngineOptions(executor="cpu", device=3), "--device"),
+        (EngineOptions(executor="cpu", kernels="folder"), "--kernels"),
     ],
 )
 def test_settings_of_a_gpu_are_refused_on_the_cpu(options: EngineOptions, flag: str) -> None:
-    with pytest.raises(OptionError, match=f"{flag}: only the CUDA executor has it"):
+    with pytest.raises(
+        OptionError, match=f"{flag}: it is for a GPU, and here the model runs on the CPU"
+    ):
         plan_model(open_model(golden_model(CASE)), options)
 
 

@@ -141,7 +141,7 @@ async def test_real_sizes_meet_every_contract(name: str, weights: str) -> None:
     await built.executor.prefill(row)
     launches = cuda.launches(built.executor.graphs.of(1))
     layers = len(config.layers)
-    assert layers * 2 <= len(launches) <= layers * 13 + 3
+    assert layers * 5 <= len(launches) <= layers * 13 + 3
 
 
 @pytest.mark.parametrize("config", [small_config(), small_config(moe=MOE)], ids=["dense", "moe"])
