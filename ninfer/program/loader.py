@@ -64,21 +64,25 @@ def plan_model(source: ModelSource, options: EngineOptions) -> MemoryPlan:
 
 
 def _takes_cuda(options: EngineOptions) -> bool:
-    """Raises OptionError when a GPU is asked for and none can be used, and for GPU settings on the
-    CPU."""
+    """Raises OptionError when a GPU is asked for and none can be used, and for a setting that only
+    the other executor could follow."""
+    place = "on the CPU executor"
     if options.executor != "cpu":
         from ninfer.program.executors.cuda_device import unusable_reason
 
         reason = unusable_reason(options.device)
         if reason is None:
+            if options.cpu_threads is not None:
+                raise OptionError(
+                    flag_of("cpu_threads"), "it is for the CPU, and here the model runs on a GPU"
+                )
             return True
         if options.executor == "cuda":
             raise OptionError(flag_of("executor"), f"cuda cannot be used: {reason}")
+        place = f"{place} ({reason})"
     for name, default in _GPU_SETTINGS.items():
         if getattr(options, name) != default:
-            raise OptionError(
-                flag_of(name), "it is for a GPU, and here the model runs on the CPU executor"
-            )
+            raise OptionError(flag_of(name), f"it is for a GPU, and here the model runs {place}")
     return False
 
 

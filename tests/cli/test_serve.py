@@ -20,7 +20,7 @@ from ninfer.contract.program import SequenceSpec
 from ninfer.contract.sampling import SamplingParams
 from ninfer.convert.source import open_model
 from ninfer.options import EngineOptions, SamplingOptions
-from tests.helpers.command import argv_of, clean_environ, ninfer, start_ninfer
+from tests.helpers.command import PATIENCE_S, argv_of, clean_environ, ninfer, start_ninfer
 
 
 @pytest.fixture
@@ -68,7 +68,12 @@ def test_it_says_where_it_serves_answers_and_drains(
     assert message["reasoning_content"].startswith("48 + 30")
     assert answer["system_fingerprint"].startswith("fp_")
     server.send_signal(number)
-    assert server.wait(30) == 0
+    assert server.wait(PATIENCE_S) == 0
+    assert server.stderr is not None
+    log = server.stderr.read()
+    places = [log.find(word) for word in (b"ready: ", b"draining: ", b"stopped\n")]
+    assert min(places) >= 0
+    assert places == sorted(places)
 
 
 def test_a_server_that_ignores_interrupts_still_drains_on_sigterm() -> None:
@@ -84,7 +89,7 @@ def test_a_server_that_ignores_interrupts_still_drains_on_sigterm() -> None:
         try:
             assert first_line(process).startswith("serving tiny at ")
             process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 0
+            assert process.wait(PATIENCE_S) == 0
         finally:
             process.kill()
 
@@ -105,7 +110,7 @@ def test_a_server_whose_stdout_leads_nowhere_serves_all_the_same(redirection: st
             url = line.decode().strip().removeprefix("serving tiny at ")
             assert fetch(f"{url}/health") == {"status": "ok"}
             process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 0
+            assert process.wait(PATIENCE_S) == 0
         finally:
             process.kill()
 

@@ -10,7 +10,7 @@ import pytest
 
 from ninfer.gateway.limits import GatewayLimits
 from tests.helpers.fake_engine import hold
-from tests.helpers.gateway_rig import Rig, chat_head, running_gateway, until
+from tests.helpers.gateway_rig import PATIENCE_S, Rig, chat_head, running_gateway, until
 
 HEAD = b"GET /health HTTP/1.1\r\nHost: x\r\n"
 
@@ -28,7 +28,7 @@ async def test_trickled_headers_are_cut_off_at_the_deadline() -> None:
         sending = asyncio.create_task(trickle())
         start_s = time.monotonic()
         answer = await reader.read()
-        assert 0.2 < time.monotonic() - start_s < 1.0
+        assert 0.2 < time.monotonic() - start_s < 5.0
         assert answer.split()[1] == b"408"
         assert orjson.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
         sending.cancel()
@@ -48,12 +48,12 @@ async def test_second_request_has_the_same_header_deadline() -> None:
 
 
 async def test_idle_connection_is_closed_in_the_end() -> None:
-    limits = GatewayLimits(idle_timeout_s=0.2, header_timeout_s=5.0)
+    limits = GatewayLimits(idle_timeout_s=0.2, header_timeout_s=600.0)
     async with running_gateway(limits=limits) as rig:
         reader, writer = await rig.open_socket()
         writer.write(HEAD + b"\r\n")
         await reader.readuntil(b'"ok"}')
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(PATIENCE_S):
             assert await reader.read() == b""
         writer.close()
 
@@ -72,7 +72,7 @@ async def test_many_stalled_sockets_do_not_delay_a_request() -> None:
         start_s = time.monotonic()
         assert (await rig.chat()).status == 200
         assert time.monotonic() - start_s < 0.9, "it waited for the stalled ones"
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             answers = await asyncio.gather(*(reader.read() for reader, _ in sockets))
         for _, writer in sockets:
             writer.close()
@@ -140,7 +140,7 @@ async def ask(rig: Rig, *pieces: bytes, closes_side: bool = False) -> tuple[byte
         await asyncio.sleep(0.02 if len(pieces) > 1 else 0)
     if closes_side:
         writer.write_eof()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     writer.close()
     return head, body
@@ -263,7 +263,7 @@ async def test_half_close_cancels_a_request_with_a_body(
     if is_late:
         await until(lambda: rig.engine.num_open == 1)
     writer.write_eof()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         answer = await reader.read()
     assert b"[DONE]" not in answer
     assert stream or answer == b""
@@ -285,7 +285,7 @@ async def test_broken_chunked_body_is_a_json_400(rig: Rig) -> None:
         b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         b'Transfer-Encoding: chunked\r\n\r\n5\r\n{"tex\r\nzzz\r\n'
     )
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     assert head.split()[1] == b"400"
     assert orjson.loads(body)["error"]["code"] == "invalid_http"

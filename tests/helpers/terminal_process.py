@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
+PATIENCE_S = 60.0
 _LAUNCHER = (
     "import fcntl, os, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
     "signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
@@ -61,7 +62,7 @@ class TerminalProcess:
     def send(self, keys: str) -> None:
         os.write(self._master, keys.encode())
 
-    def expect(self, wanted: str, timeout_s: float = 20.0) -> str:
+    def expect(self, wanted: str, timeout_s: float = PATIENCE_S) -> str:
         """Read until `wanted` follows what was expected before; returns what lay between."""
         end_s = time.monotonic() + timeout_s
         while (position := self.text.find(wanted, self._seen)) < 0:
@@ -72,7 +73,7 @@ class TerminalProcess:
         self._seen = position + len(wanted)
         return between
 
-    def wait(self, timeout_s: float = 30.0) -> int:
+    def wait(self, timeout_s: float = PATIENCE_S) -> int:
         """The exit code, with all output read."""
         end_s = time.monotonic() + timeout_s
         while self._process.poll() is None and time.monotonic() < end_s:

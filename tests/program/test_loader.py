@@ -18,6 +18,7 @@ from ninfer.contract.sampling import SamplingParams
 from ninfer.convert.source import open_model
 from ninfer.options import EngineOptions
 from ninfer.program import host_memory
+from ninfer.program.executors import cuda_device
 from ninfer.program.executors.cuda_device import unusable_reason
 from ninfer.program.loader import load_program, plan_model
 from tests.helpers.model_paths import GOLDEN, golden_model
@@ -161,6 +162,12 @@ def test_settings_of_a_gpu_are_refused_on_the_cpu(options: EngineOptions, flag: 
         OptionError, match=f"{flag}: it is for a GPU, and here the model runs on the CPU"
     ):
         plan_model(open_model(golden_model(CASE)), options)
+
+
+def test_threads_of_the_cpu_are_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_device, "unusable_reason", lambda _index=0: None)
+    with pytest.raises(OptionError, match="--cpu-threads: it is for the CPU, and here the model"):
+        plan_model(open_model(golden_model(CASE)), EngineOptions(cpu_threads=2))
 
 
 def test_a_system_that_hides_its_memory_needs_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
