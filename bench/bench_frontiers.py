@@ -62,28 +62,35 @@ def measure() -> list[dict[str, Any]]:
     tokenizer = TextTokenizer(resources.tokenizer_json, vocab_size)
     renderer = ChatRenderer(ChatTemplate(resources.chat_template), tokenizer.control_texts)
     finder = FrontierFinder(tokenizer)
-    rows = []
-    for num_turns in TURNS:
-        chat = history(num_turns, vocab_size)
-        rendered = renderer.render_with_places(chat)
-        token_ids = tokenizer.encode(rendered.text.text)
-        frontiers = finder.find(rendered.text, token_ids, rendered.places)
-        render_ms = least_ms(lambda chat=chat: renderer.render(chat))
-        places_ms = least_ms(lambda chat=chat: renderer.render_with_places(chat)) - render_ms
-        encode_ms = least_ms(lambda text=rendered.text.text: tokenizer.encode(text))
-        find_ms = least_ms(lambda r=rendered, ids=token_ids: finder.find(r.text, ids, r.places))
-        rows.append(
-            {
-                "turns": num_turns,
-                "tokens": len(token_ids),
-                "frontiers": len(frontiers),
-                "render_ms": render_ms,
-                "encode_ms": encode_ms,
-                "frontiers_ms": places_ms + find_ms,
-                "share": (places_ms + find_ms) / (render_ms + encode_ms),
-            }
-        )
-    return rows
+    return [
+        measure_one(renderer, tokenizer, finder, num_turns, history(num_turns, vocab_size))
+        for num_turns in TURNS
+    ]
+
+
+def measure_one(
+    renderer: ChatRenderer,
+    tokenizer: TextTokenizer,
+    finder: FrontierFinder,
+    num_turns: int,
+    chat: ChatPrompt,
+) -> dict[str, Any]:
+    rendered = renderer.render_with_places(chat)
+    text = rendered.text
+    token_ids = tokenizer.encode(text.text)
+    render_ms = least_ms(lambda: renderer.render(chat))
+    places_ms = least_ms(lambda: renderer.render_with_places(chat)) - render_ms
+    encode_ms = least_ms(lambda: tokenizer.encode(text.text))
+    find_ms = least_ms(lambda: finder.find(text, token_ids, rendered.places))
+    return {
+        "turns": num_turns,
+        "tokens": len(token_ids),
+        "frontiers": len(finder.find(text, token_ids, rendered.places)),
+        "render_ms": render_ms,
+        "encode_ms": encode_ms,
+        "frontiers_ms": places_ms + find_ms,
+        "share": (places_ms + find_ms) / (render_ms + encode_ms),
+    }
 
 
 def main() -> int:

@@ -240,7 +240,8 @@ class Admission:
             self._scheduler.note_event()
 
     def _room_for(self, plan: TransferPlan) -> Amounts | None:
-        """What a restore lacks on the device; None for transfers to other tiers."""
+        """What a restore lacks on the device. None for a fetch: the context cache made room on the
+        host when it chose."""
         if plan.kind is not TransferKind.RESTORE:
             return None
         return self._room_for_frontier(self._program.checkpoint(plan.checkpoint).frontier)

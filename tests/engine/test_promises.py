@@ -3,13 +3,16 @@ Snapshot is given up, that the context cache hears of every end, what is stored 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 
 from ninfer.contract.cache import CheckpointId
-from ninfer.contract.generation import GenerationRequest
+from ninfer.contract.generation import FinishReason, GenerationRequest
 from ninfer.contract.program import (
+    PausedSequence,
     Program,
     SequenceHandle,
+    Source,
     Transfer,
     TransferKind,
 )
@@ -17,9 +20,11 @@ from ninfer.engine.context_protocol import TransferPlan
 from ninfer.engine.no_cache import NoCache
 from tests.helpers.engine_rig import (
     EngineRig,
+    StepGate,
     capacity,
     read,
     running_engine,
+    solo_tokens,
     spin,
 )
 from tests.helpers.faulty_program import FaultyProgram
@@ -149,3 +154,118 @@ async def test_one_file_that_does_not_fit_keeps_no_other_from_being_stored_at_th
     assert policy.refused == {policy.kept[1]}
     assert policy.stored == [policy.kept[0], policy.kept[2]]
     assert rig.model_program.occupancy().disk_bytes_used == 2
+
+
+class Stops(NoCache):
+    """Wants checkpoints of the second request and notes where it could have had them."""
+
+    def __init__(self, program: Program) -> None:
+        self.reached_at: list[int] = []
+
+    def stops(self, ticket: int) -> tuple[int, ...]:
+        return (64, 256) if ticket == 1 else ()
+
+    def reached(self, ticket: int, handle: SequenceHandle, frontier: int) -> None:
+        self.reached_at.append(frontier)
+
+
+async def test_protection_ends_with_the_first_progress() -> None:
+    """Nothing is captured while it lasts; a place that is reached behind it counts again."""
+    policies: list[Stops] = []
+    programs: list[FaultyProgram] = []
+
+    def make_policy(program: Program) -> Stops:
+        policies.append(Stops(program))
+        return policies[0]
+
+    def wrap(program: Program) -> FaultyProgram:
+        programs.append(FaultyProgram(program, lambda name: None))
+        return programs[0]
+
+    limits = capacity(lanes=2, max_context=512, num_pages=16, chunk=64)
+    async with running_engine(limits, wrap=wrap, make_policy=make_policy) as rig:
+        gate, metrics = rig.close_gate(), rig.engine.metrics
+        older = rig.engine.submit(rig.request(5, max_tokens=200))
+        second = rig.request(300, max_tokens=3)
+        task = asyncio.create_task(read(rig.engine.submit(second)))
+        await step_until(gate, lambda: policies[0].reached_at == [64])
+        programs[0].denies = lambda handle: handle.lane == 0 and metrics.num_pauses == 0
+        await step_until(gate, lambda: metrics.num_pauses == 1)
+        older.cancel()
+        gate.open()
+        await read(older)
+        assert (await task).token_ids == solo_tokens(second, 3)
+        assert metrics.num_replays + metrics.num_resumes >= 1
+        assert policies[0].reached_at == [64, 256]
+        await spin()
+        assert rig.is_clean()
+
+
+class Cornered(FaultyProgram):
+    """Lets "r3" be paused for "r1", which is cancelled then; once "r3" is back it is refused memory
+    until a Snapshot has been given up for it."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program, lambda name: None)
+        self.log: list[str] = []
+        self.cancel_first: Callable[[], None] = lambda: None
+        self.is_ready = False
+        self.is_enough: Callable[[], bool] = lambda: True
+        self._back: SequenceHandle | None = None
+        self.denies = self._is_denied
+
+    def pause(self, handle: SequenceHandle, *, keeps_state: bool) -> PausedSequence:
+        paused = super().pause(handle, keeps_state=keeps_state)
+        self.log.append(f"pause {paused.spec.request_id}")
+        if len(self.log) == 1:
+            self.cancel_first()
+        return paused
+
+    def resume(self, paused: PausedSequence, source: Source | None = None) -> SequenceHandle:
+        handle = super().resume(paused, source)
+        self.log.append(f"resume {paused.spec.request_id}")
+        if self._back is None:
+            self._back = handle
+        return handle
+
+    def _is_denied(self, handle: SequenceHandle) -> bool:
+        if not self.log:
+            return self.is_ready and handle.lane == 0
+        return handle == self._back and not self.is_enough()
+
+
+async def test_snapshot_of_an_older_one_is_given_up_for_the_protected_row() -> None:
+    """The second came first but was overtaken; it has run only since the third is protected."""
+    programs: list[Cornered] = []
+
+    def wrap(program: Program) -> Cornered:
+        programs.append(Cornered(program))
+        return programs[0]
+
+    limits = capacity(lanes=2, max_context=512, num_pages=8, chunk=64, host_blocks=1)
+    async with running_engine(limits, wrap=wrap) as rig:
+        gate, metrics, program = rig.close_gate(), rig.engine.metrics, programs[0]
+        first = rig.engine.submit(rig.request(200, max_tokens=100))
+        second, third = rig.request(200, max_tokens=5), rig.request(30, max_tokens=20)
+        tasks = [asyncio.create_task(read(rig.engine.submit(r))) for r in (second, third)]
+        program.cancel_first = first.cancel
+        program.is_enough = lambda: metrics.num_snapshots_lost == 1
+        await step_until(gate, lambda: metrics.completion_tokens_total >= 6)
+        program.is_ready = True
+        await step_until(gate, lambda: bool(program.log))
+        gate.open()
+        assert (await read(first)).finished.finish.reason is FinishReason.CANCELLED
+        for request, task in zip((second, third), tasks, strict=True):
+            assert (await task).token_ids == solo_tokens(request, request.max_tokens)
+        assert program.log == ["pause r3", "resume r3", "pause r2", "resume r2"]
+        await spin()
+        assert rig.is_clean()
+
+
+async def step_until(gate: StepGate, reached: Callable[[], bool]) -> None:
+    for _ in range(1500):
+        if reached():
+            return
+        gate.step()
+        await spin(12)
+    raise AssertionError("never reached")

@@ -28,11 +28,11 @@ from ninfer.contract.generation import (
     Progress,
     RequestHandle,
 )
-from ninfer.contract.model import ModelSource
+from ninfer.contract.model import ModelConfig, ModelSource
 from ninfer.contract.program import Amounts, Program, TransferKind
 from ninfer.contract.prompt import PreparedPrompt, PromptFrontier
 from ninfer.contract.sampling import GeneratedToken
-from ninfer.contract.units import Capacity
+from ninfer.contract.units import Capacity, Executor
 from ninfer.engine.context.limits import CacheLimits, CacheMemory
 from ninfer.engine.context.notes import note_of
 from ninfer.engine.context_cache import ContextCache
@@ -163,6 +163,7 @@ async def ask(
 ) -> Answer:
     """`watch` gets the handle before the first event."""
     deltas: list[OutputDelta] = []
+    end: Finished | None = None
     async with engine.submit(request) as handle:
         if watch is not None:
             watch(handle)
@@ -172,9 +173,42 @@ async def ask(
             if isinstance(event, Progress | Finished):
                 deltas += event.deltas
             if isinstance(event, Finished):
-                finish, use = event.finish, event.usage.cache
+                end = event
+    assert end is not None
     tokens = tuple(token for delta in deltas for token in delta.tokens)
-    return Answer(_joined(deltas), tokens, finish, use)
+    return Answer(_joined(deltas), tokens, end.finish, end.usage.cache)
+
+
+@asynccontextmanager
+async def running_on(
+    config: ModelConfig,
+    executor: Executor,
+    limits: Capacity,
+    *,
+    is_cached: bool = True,
+    copies: Iterable[TransferKind] = (),
+    folder: Path | None = None,
+    make_cache: Callable[[Program, CacheMemory], ContextCache] | None = None,
+    wrap: Callable[[Program], Program] = lambda program: program,
+) -> AsyncIterator[Running]:
+    """An engine that owns the executor. The clock stands still, so the cache goes by the rates it
+    begins with."""
+    num_state_blocks = -(-executor.slot_bytes // executor.page_bytes)
+    layout = DiskLayout("test", executor.page_bytes, num_state_blocks)
+    disk = None if folder is None else DiskStore(folder, DISK_BYTES, layout)
+    program = ModelProgram(config, executor, limits, disk)
+    memory = CacheMemory(executor.page_bytes, executor.slot_bytes, has_disk=disk is not None)
+    wrapped, cache = wrap(program), None
+    if is_cached and make_cache is not None:
+        cache = make_cache(wrapped, memory)
+    elif is_cached:
+        cache = CopyingCache(wrapped, memory, copies)
+    engine = Engine(wrapped, max_pending=16, queue_timeout_s=600.0, policy=cache, clock=lambda: 0.0)
+    await engine.start()
+    try:
+        yield Running(engine, program, cache)
+    finally:
+        await engine.aclose()
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,28 +229,21 @@ class CachedModel:
         folder: Path | None = None,
         make_cache: Callable[[Program, CacheMemory], ContextCache] | None = None,
         wrap: Callable[[Program], Program] = lambda program: program,
-        make_disk: Callable[[Path, int, DiskLayout], DiskStore] = DiskStore,
     ) -> AsyncIterator[Running]:
-        """The clock stands still, so the cache goes by the rates it begins with."""
+        """See `running_on`."""
         executor = CpuExecutor(self.source.config, self.weights, limits, num_threads=1)
-        num_state_blocks = -(-executor.slot_bytes // executor.page_bytes)
-        layout = DiskLayout("test", executor.page_bytes, num_state_blocks)
-        disk = None if folder is None else make_disk(folder, DISK_BYTES, layout)
-        program = ModelProgram(self.source.config, executor, limits, disk)
-        memory = CacheMemory(executor.page_bytes, executor.slot_bytes, has_disk=disk is not None)
-        wrapped, cache = wrap(program), None
-        if is_cached and make_cache is not None:
-            cache = make_cache(wrapped, memory)
-        elif is_cached:
-            cache = CopyingCache(wrapped, memory, copies)
-        engine = Engine(
-            wrapped, max_pending=16, queue_timeout_s=600.0, policy=cache, clock=lambda: 0.0
+        made = running_on(
+            self.source.config,
+            executor,
+            limits,
+            is_cached=is_cached,
+            copies=copies,
+            folder=folder,
+            make_cache=make_cache,
+            wrap=wrap,
         )
-        await engine.start()
-        try:
-            yield Running(engine, program, cache)
-        finally:
-            await engine.aclose()
+        async with made as running:
+            yield running
 
     @asynccontextmanager
     async def running_wrapped(
@@ -239,7 +266,7 @@ class CachedModel:
     async def ids(self, text: str, num_tokens: int) -> list[int]:
         """The first tokens of a text, which is repeated as often as needed."""
         prompt = await self.frontend.prepare_text(text)
-        ids = prompt.token_ids.tolist()
+        ids: list[int] = prompt.token_ids.tolist()
         return (ids * (1 + num_tokens // len(ids)))[:num_tokens]
 
     def request(

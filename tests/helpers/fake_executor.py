@@ -20,9 +20,11 @@ in part: the hash at the first byte and a check of it at the last, so a mixture 
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -417,6 +419,12 @@ def _kv_of(
     token_ids: IntArray, positions: IntArray | None, ordinals: NDArray[np.int64]
 ) -> HashArray:
     """One hash a token of id, rotary positions and ordinal."""
+    if ordinals.shape[0] == 1:
+        # The same in plain numbers, which is faster for one.
+        value, ordinal = _mix(int(token_ids[0])), int(ordinals[0])
+        for place in (ordinal,) * 3 if positions is None else positions[:, 0].tolist():
+            value = _mix(value ^ (place & _MASK))
+        return np.array([_mix(value ^ ordinal)], np.uint64)
     rotary = np.tile(ordinals, (3, 1)) if positions is None else positions.astype(np.int64)
     values = _mix_array(token_ids.astype(np.uint64))
     for axis in rotary:
@@ -426,8 +434,17 @@ def _kv_of(
 
 def _kv_hash(values: HashArray) -> int:
     """Depends on every value and its place."""
-    places = np.arange(1, values.shape[0] + 1, dtype=np.uint64)
-    return int(np.bitwise_xor.reduce(_mix_array(values + _mix_array(places))))
+    return int(np.bitwise_xor.reduce(_mix_array(values + _mixed_places(values.shape[0]))))
+
+
+def _mixed_places(num_tokens: int) -> HashArray:
+    rounded = -(-num_tokens // PAGE_TOKENS) * PAGE_TOKENS
+    return _mixed_places_of_pages(rounded)[:num_tokens]
+
+
+@cache
+def _mixed_places_of_pages(num_tokens: int) -> HashArray:
+    return _mix_array(np.arange(1, num_tokens + 1, dtype=np.uint64))
 
 
 def _kv_term(token_id: int, ordinal: int, rope_delta: int) -> int:
@@ -447,8 +464,7 @@ def _choose(state: int, kv: int, sample: SampleRow, vocab_size: int) -> Generate
     if not sample.params.is_greedy:
         choice = _mix(choice ^ _mix(sample.params.seed & _MASK))
     for array in (sample.generated_ids, sample.generated_counts, sample.prompt_ids):
-        for value in (array.shape[0], *array.tolist()):
-            choice = _mix(choice ^ value)
+        choice = _mix(choice ^ (array.shape[0] << 32) ^ zlib.crc32(array.tobytes()))
     token_id = choice % vocab_size
     while token_id in sample.suppressed_ids:
         token_id = (token_id + 1) % vocab_size
