@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -60,7 +60,9 @@ class _Worker:
     def take(self, index: int | None, tasks: Sequence[Task]) -> None:
         self.index = index
         if index is not None:
-            self.channel.send(tasks[index])
+            # One that has died meanwhile shows when its result is asked for.
+            with suppress(OSError):
+                self.channel.send(tasks[index])
 
     def result(self, tasks: Sequence[Task]) -> tuple[int, CompiledKernel]:
         index = self.index
