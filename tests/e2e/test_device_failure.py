@@ -21,7 +21,14 @@ from tests.helpers.cuda_models import require_device
 from tests.helpers.fake_cuda import FakeCuda, Launch
 from tests.helpers.lost_device import FailureReport, lose_device
 
-OPTIONS = EngineOptions(executor="cuda", weights="bf16", max_concurrency=2, max_context=1024)
+OPTIONS = EngineOptions(
+    executor="cuda",
+    weights="bf16",
+    max_concurrency=2,
+    max_context=1024,
+    memory_budget=512 << 20,
+    host_cache_bytes=2 << 20,
+)
 
 
 class TalkingCuda(FakeCuda):
