@@ -38,6 +38,9 @@ from tests.helpers.cached_engine import (
 )
 from tests.helpers.faulty_program import FaultyProgram
 
+pytestmark = pytest.mark.no_cover
+"""Many steps: measuring coverage would take longer than the tests."""
+
 STORY = "Once upon a time there was a little penguin who was afraid of deep water and of the dark. "
 OTHER = "The farmer counted his animals: a cow, a horse, two pigs and a small brown dog. "
 DECODE_BOUND = 1e-4

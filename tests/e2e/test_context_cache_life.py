@@ -40,6 +40,9 @@ from tests.helpers.cached_engine import (
 )
 from tests.helpers.faulty_program import FaultyProgram
 
+pytestmark = pytest.mark.no_cover
+"""Many steps: measuring coverage would take longer than the tests."""
+
 TARGET = "target"
 CANCELLED = Finish(FinishReason.CANCELLED)
 

@@ -19,6 +19,9 @@ from ninfer.options import EngineOptions
 from tests.helpers.gateway_rig import until
 from tests.helpers.served_model import RunningServer, served_demo_model
 
+pytestmark = pytest.mark.no_cover
+"""Many steps: measuring coverage would take longer than the tests."""
+
 NUM_CLIENTS = 64
 NUM_REQUESTS = 2000
 MAX_TOKENS = 12

@@ -11,6 +11,9 @@ import pytest
 from ninfer.options import EngineOptions
 from tests.helpers.served_model import served_demo_model
 
+pytestmark = pytest.mark.no_cover
+"""Many steps: measuring coverage would take longer than the tests."""
+
 CONTEXT = 128
 Post: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[tuple[int, dict[str, Any]]]]
 

@@ -33,6 +33,9 @@ from ninfer.program.executors.cpu import CpuExecutor
 from ninfer.program.program import ModelProgram
 from ninfer.program.weight_reader import read_weights
 
+pytestmark = pytest.mark.no_cover
+"""Many steps: measuring coverage would take longer than the tests."""
+
 NUM_REQUESTS = 8
 MAX_CONTEXT = 256
 POOL_PAGES = 8

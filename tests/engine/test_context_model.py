@@ -25,6 +25,9 @@ from ninfer.engine.context_protocol import SourceChoice
 from tests.helpers.context_rig import ContextRig, Running
 from tests.helpers.memory_disk import MemoryDisk
 
+pytestmark = pytest.mark.no_cover
+"""Many steps: measuring coverage would take longer than the tests."""
+
 LIMITS = CacheLimits(max_entries=12, max_id_bytes=120 * 256, min_tokens=16, min_stored_tokens=64)
 MAX_LENGTH = 600
 KINDS = [kind for kind in CheckpointKind if kind is not CheckpointKind.SESSION_END]

@@ -40,6 +40,9 @@ from tests.helpers.fake_executor import PAGE_BYTES, SLOT_BYTES, Fault
 from tests.helpers.memory_disk import MemoryDisk
 from tests.helpers.scripted_session import ScriptedSession
 
+pytestmark = pytest.mark.no_cover
+"""Many steps: measuring coverage would take longer than the tests."""
+
 STEPS_PER_EPISODE = 500
 EPISODES_PER_PART = 14
 PARTS = range(0, 112, EPISODES_PER_PART)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -41,6 +42,9 @@ from tests.helpers.fake_executor import (
 )
 from tests.helpers.model_configs import hybrid_config
 from tests.helpers.program_driver import tokens_of
+
+pytestmark = pytest.mark.no_cover
+"""Many steps: measuring coverage would take longer than the tests."""
 
 VOCAB_SIZE = 11
 CAPACITY = Capacity(

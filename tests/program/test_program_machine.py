@@ -7,6 +7,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -19,6 +20,9 @@ from ninfer.program.program import ModelProgram
 from tests.helpers.fake_executor import FakeExecutor, Fault
 from tests.helpers.model_configs import hybrid_config
 from tests.helpers.program_driver import expected_of, spec_of, tokens_of
+
+pytestmark = pytest.mark.no_cover
+"""Many steps: measuring coverage would take longer than the tests."""
 
 VOCAB_SIZE = 13
 CAPACITY = Capacity(max_concurrency=3, max_context=200, num_pages=6, num_slots=6, prefill_chunk=70)
