@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from types import FrameType
 
 from ninfer.cli.console import Console, ReaderGone, silence
 from ninfer.cli.exit_codes import ExitCode, exit_code_of
 from ninfer.cli.parser import Invocation, TextRequested, parse_invocation, read_log_level
 from ninfer.cli.termination import Termination
-from ninfer.contract.errors import InvariantError, NInferError, OptionError
+from ninfer.contract.errors import NInferError, OptionError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,9 +50,10 @@ def _run(arguments: Sequence[str], console: Console, termination: Termination) -
         if invocation is None:
             return ExitCode.OK
         _prepare_logging(read_log_level(invocation, os.environ))
+        command = _command_of(invocation)
         if not (invocation.command.name == "chat" and console.is_interactive):
             termination.interrupts()
-        return _dispatch(invocation, console)
+        return command(invocation, console)
     except ReaderGone:
         # Whoever read the output has what it wanted; there is nobody left to tell.
         return ExitCode.OK
@@ -70,42 +75,24 @@ def _parse(arguments: Sequence[str], console: Console) -> Invocation | None:
         return None
 
 
-def _dispatch(invocation: Invocation, console: Console) -> int:
-    match invocation.command.name:
-        case "chat":
-            from ninfer.cli import chat
+def _command_of(invocation: Invocation) -> Callable[[Invocation, Console], int]:
+    """The command's own function. Ctrl-C while its module is imported ends the process at once:
+    inside the import of a C library it would come out as an error of that library."""
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    is_guarded = is_default and threading.current_thread() is threading.main_thread()
+    if is_guarded:
+        signal.signal(signal.SIGINT, _leave)
+    try:
+        module = import_module(f"ninfer.cli.{invocation.command.name}")
+    finally:
+        if is_guarded:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+    command: Callable[[Invocation, Console], int] = module.run
+    return command
 
-            return chat.run(invocation, console)
-        case "serve":
-            from ninfer.cli import serve
 
-            return serve.run(invocation, console)
-        case "run":
-            from ninfer.cli import run
-
-            return run.run(invocation, console)
-        case "info":
-            from ninfer.cli import info
-
-            return info.run(invocation, console)
-        case "score":
-            from ninfer.cli import score
-
-            return score.run(invocation, console)
-        case "convert":
-            from ninfer.cli import convert
-
-            return convert.run(invocation, console)
-        case "bench":
-            from ninfer.cli import bench
-
-            return bench.run(invocation, console)
-        case "kernels":
-            from ninfer.cli import kernels
-
-            return kernels.run(invocation, console)
-        case name:
-            raise InvariantError(f"command {name} has no implementation")
+def _leave(_number: int, _frame: FrameType | None) -> None:
+    os._exit(ExitCode.INTERRUPTED)
 
 
 def _prepare_streams() -> None:

@@ -14,6 +14,8 @@ from ninfer.engine.context_metrics import ContextHoldings, ContextMetrics
 from ninfer.engine.metrics import EngineMetrics
 
 E = TypeVar("E", bound=Enum)
+_MISSES = tuple(reason for reason in MissReason if reason is not MissReason.DISABLED)
+"""Who does not want the cache misses nothing."""
 
 
 def engine_families(status: EngineStatus, metrics: EngineMetrics) -> list[MetricFamily]:
@@ -75,7 +77,7 @@ def context_families(metrics: ContextMetrics, holdings: ContextHoldings) -> list
         _by_source("cache_hits", "Requests that started from a checkpoint", metrics.hits),
         _by_source("cache_hit_tokens", "Prompt tokens these did not compute", metrics.hit_tokens),
         _by("cache_misses", "Requests that could not reuse all they had in common, by reason",
-            "reason", MissReason, metrics.misses),
+            "reason", _MISSES, metrics.misses),
         _by("cache_captures", "Checkpoints made", "kind", CheckpointKind, metrics.captures),
         _by("cache_captures_refused", "Checkpoints that were wanted without memory for them",
             "kind", CheckpointKind, metrics.captures_refused),

@@ -42,7 +42,10 @@ class RequestLog:
         self._lines.put(None)
         self._thread.join()
         if self._is_own:
-            self._file.close()
+            try:
+                self._file.close()
+            except OSError as error:
+                self._lose(str(error))
 
     def write(self, entry: Mapping[str, Any]) -> None:
         """Never blocks."""

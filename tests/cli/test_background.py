@@ -40,6 +40,6 @@ def test_an_interrupted_program_does_not_wait_for_its_pools() -> None:
         "def interrupted(*_):\n"
         "    pool.submit(time.sleep, 60)\n"
         "    raise KeyboardInterrupt\n"
-        "main._dispatch = interrupted\nsys.argv = ['ninfer']\nsys.exit(main.main())"
+        "main._command_of = lambda _: interrupted\nsys.argv = ['ninfer']\nsys.exit(main.main())"
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

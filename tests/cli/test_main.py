@@ -168,6 +168,25 @@ def test_an_interrupt_while_the_program_is_imported_is_quiet(module: str) -> Non
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
+def test_an_interrupt_in_the_import_of_a_library_is_no_error_of_the_library() -> None:
+    """NumPy's C code turns an interrupt into an ImportError of its own."""
+    code = (
+        "import signal, sys\n"
+        "class Library:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name != 'numpy': return\n"
+        "        try: signal.raise_signal(signal.SIGINT)\n"
+        "        except KeyboardInterrupt: raise ImportError('PLEASE READ THIS')\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "sys.meta_path.insert(0, Library())\nsys.argv = ['ninfer', 'info']\n"
+        "from ninfer.__main__ import main\nsys.exit(main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, timeout=PATIENCE_S, env=clean_environ()
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
 def in_shell(*arguments: str, redirection: str) -> tuple[int, str, str]:
     done = subprocess.run(
         ["sh", "-c", f'exec "$@" {redirection}', "sh", *argv_of(*arguments)],

@@ -124,6 +124,7 @@ def test_every_counter_of_engine_and_cache_is_reported() -> None:
     assert found["ninfer_cache_hit_tokens_total", hit] == 2
     assert found["ninfer_cache_misses_total", (("reason", "history_edited"),)] == 1
     assert found["ninfer_cache_misses_total", (("reason", "evicted"),)] == 0
+    assert ("ninfer_cache_misses_total", (("reason", "disabled"),)) not in found
     assert found["ninfer_cache_transfers_total", (("transfer", "restore"),)] == 9
     assert found["ninfer_cache_tier_bytes", (("tier", "disk"),)] == 1
     assert found["ninfer_cache_checkpoints", ()] == 3
@@ -170,6 +171,12 @@ async def test_flush_asks_the_engine(rig: Rig) -> None:
     assert (answer.status, answer.json()) == (200, {"status": "ok"})
     assert rig.engine.num_flushes == 1
     assert (await rig.get("/flush_cache")).status == 405
+
+
+def test_a_full_disk_loses_lines_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    with RequestLog("/dev/full") as log:
+        log.write({"a": 1})
+    assert "lines are lost: [Errno 28]" in caplog.text
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
