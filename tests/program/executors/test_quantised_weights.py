@@ -26,6 +26,9 @@ from tests.helpers.model_paths import golden_model
 from tests.helpers.packing_cuda import PackingCuda
 from tests.helpers.quantised_checkpoints import LAYOUTS, decode_checkpoint, quantise_checkpoint
 
+MEMORY_BUDGET = 256 << 20
+"""The made-up device really allocates what is planned."""
+
 CASES = ("qwen3-dense", "qwen3-moe", "qwen3_5-dense", "qwen3_5-dense-tied-realheads", "qwen3_5-moe")
 FORMATS = {
     "fp8-block": {WeightFormat.FP8_BLOCK},
@@ -183,7 +186,13 @@ async def test_every_launch_meets_its_contract(tmp_path: Path, case: str, layout
     """Few columns and many, with objects in several images."""
     source = open_model(quantise_checkpoint(golden_model(case), tmp_path / "q", layout))
     cuda = FakeCuda()
-    options = EngineOptions(max_concurrency=2, max_context=256, prefill_chunk=64)
+    options = EngineOptions(
+        max_concurrency=2,
+        max_context=256,
+        prefill_chunk=64,
+        memory_budget=MEMORY_BUDGET,
+        host_cache_bytes=0,
+    )
     fill = source_fill(source, ignore)
     built = build_cuda(source.config, cuda, options, fill, bands=source.bands)
     assert sum(cuda.sizes.values()) == built.plan.memory.total_bytes
@@ -197,7 +206,13 @@ async def test_every_launch_meets_its_contract(tmp_path: Path, case: str, layout
 async def test_parts_are_multiplied_into_their_own_columns(tmp_path: Path) -> None:
     folder = quantise_checkpoint(golden_model("qwen3_5-dense"), tmp_path / "q", "fp8-block")
     source, cuda = open_model(folder), FakeCuda()
-    options = EngineOptions(max_concurrency=1, max_context=256, prefill_chunk=64)
+    options = EngineOptions(
+        max_concurrency=1,
+        max_context=256,
+        prefill_chunk=64,
+        memory_budget=MEMORY_BUDGET,
+        host_cache_bytes=0,
+    )
     fill = source_fill(source, ignore)
     built = build_cuda(source.config, cuda, options, fill, bands=source.bands)
     await built.executor.score(driver.sequence(0).row(list(range(64)), samples=False))
