@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from types import FrameType
 
 from ninfer.cli.console import Console, ReaderGone, silence
+from ninfer.cli.early_interrupt import EarlyInterrupt
 from ninfer.cli.exit_codes import ExitCode, exit_code_of
 from ninfer.cli.parser import Invocation, TextRequested, parse_invocation, read_log_level
 from ninfer.cli.termination import Termination
@@ -76,23 +74,11 @@ def _parse(arguments: Sequence[str], console: Console) -> Invocation | None:
 
 
 def _command_of(invocation: Invocation) -> Callable[[Invocation, Console], int]:
-    """The command's own function. Ctrl-C while its module is imported ends the process at once:
-    inside the import of a C library it would come out as an error of that library."""
-    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    is_guarded = is_default and threading.current_thread() is threading.main_thread()
-    if is_guarded:
-        signal.signal(signal.SIGINT, _leave)
-    try:
+    """The command's own function."""
+    with EarlyInterrupt():
         module = import_module(f"ninfer.cli.{invocation.command.name}")
-    finally:
-        if is_guarded:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
     command: Callable[[Invocation, Console], int] = module.run
     return command
-
-
-def _leave(_number: int, _frame: FrameType | None) -> None:
-    os._exit(ExitCode.INTERRUPTED)
 
 
 def _prepare_streams() -> None:
