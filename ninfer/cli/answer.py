@@ -117,7 +117,7 @@ async def stream_answer(
 def remark_on(finish: Finish) -> str | None:
     """Why an answer ended, where a user should know; None for a natural end."""
     match finish.reason:
-        case FinishReason.STOP_TOKEN | FinishReason.STOP_STRING:
+        case FinishReason.STOP_TOKEN | FinishReason.STOP_STRING | FinishReason.TOOL_CALL:
             return None
         case FinishReason.OUTPUT_LIMIT:
             return "cut at max_tokens"

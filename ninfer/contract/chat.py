@@ -74,6 +74,49 @@ class ChatPrompt:
     tools_end_prefix: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A function the model may call. `parameters` is its JSON Schema, None when it takes none."""
+
+    name: str
+    parameters: Mapping[str, Any] | None = None
+    is_strict: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolRules:
+    """Which calls an answer may have.
+
+    tools      what the prompt declares
+    choice     `auto`; `none`: no call, the tools are only described; `required`: at least one
+    allowed    names that may be called, None for all; naming one function is `required` with it
+    parallel   False: the answer ends with its first complete call
+    """
+
+    tools: tuple[ToolSpec, ...]
+    choice: Literal["auto", "none", "required"] = "auto"
+    allowed: tuple[str, ...] | None = None
+    parallel: bool = True
+
+
+ConstraintKind: TypeAlias = Literal["json_object", "json_schema", "regex", "choice", "gbnf", "lark"]
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What the answer's text must match, from its first token behind the thought on.
+
+    text     the grammar; a schema and the list of a choice as JSON; "" for any JSON object
+    param    the field it came in, for errors
+    is_strict   unsupported keywords of a schema are an error, not ignored
+    """
+
+    kind: ConstraintKind
+    text: str
+    param: str
+    is_strict: bool = True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationParams:
     """What one request asks for; None means "not asked". Values are already range-checked.
@@ -86,6 +129,9 @@ class GenerationParams:
     split_reasoning     False: everything is content (raw-text endpoints)
     timeout_s           deadline for the whole request from submit on
     cache               what the request asks of the context cache
+    tools               None: no tools, markup of calls is text
+    constraint          None: any text
+    thinking_budget     most tokens of thought, None for the option's default or no limit
     """
 
     temperature: float | None = None
@@ -109,6 +155,9 @@ class GenerationParams:
     split_reasoning: bool = True
     timeout_s: float | None = None
     cache: CacheRequest = field(default_factory=CacheRequest)
+    tools: ToolRules | None = None
+    constraint: Constraint | None = None
+    thinking_budget: int | None = None
 
 
 class Frontend(Protocol):

@@ -17,7 +17,7 @@ from ninfer.contract.errors import NInferError
 from ninfer.contract.prompt import PreparedPrompt
 from ninfer.contract.sampling import GeneratedToken, SamplingParams
 
-Channel: TypeAlias = Literal["reasoning", "content"]
+Channel: TypeAlias = Literal["reasoning", "content", "call"]
 
 
 class FinishReason(Enum):
@@ -27,6 +27,8 @@ class FinishReason(Enum):
     STOP_STRING = "stop_string"
     OUTPUT_LIMIT = "output_limit"
     CONTEXT_CAPACITY = "context_capacity"
+    TOOL_CALL = "tool_call"
+    """The only tool call that was allowed is complete."""
     CANCELLED = "cancelled"
 
 
@@ -39,16 +41,33 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
+class CallMark:
+    """Which tool call of an answer a delta belongs to.
+
+    index    counts the calls from 0; they come one after another
+    begins   the call's first delta, the first that names it
+    ends     its last: the call is complete. One that is cut off never has it.
+    """
+
+    index: int
+    name: str
+    begins: bool = False
+    ends: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class OutputDelta:
     """Text that became final, with the tokens whose text ends in it.
 
     `text` never ends inside a character and may be empty when only tokens are reported (a token
-    whose text was trimmed by a stop is not reported in `tokens` of content).
+    whose text was trimmed by a stop is not reported in `tokens` of content). In the channel `call`,
+    and only there, `call` is set and the texts of one call join to a JSON object, its arguments.
     """
 
     channel: Channel
     text: str
     tokens: tuple[GeneratedToken, ...] = ()
+    call: CallMark | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,15 @@ the answer itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from ninfer.contract.errors import InvariantError
 from ninfer.contract.generation import (
     Admitted,
+    CallMark,
+    Channel,
     Event,
     Failed,
     Finished,
@@ -83,14 +86,25 @@ class EventStream:
 
 
 def merge_deltas(deltas: Iterable[OutputDelta]) -> tuple[OutputDelta, ...]:
-    """Join neighbours of one channel; text and tokens keep their order."""
+    """Join neighbours of one channel and call; text and tokens keep their order."""
     merged: list[OutputDelta] = []
-    for channel, group in groupby(deltas, key=lambda delta: delta.channel):
+    for (channel, _), group in groupby(deltas, key=_place_of):
         parts = list(group)
         if len(parts) == 1:
             merged.append(parts[0])
             continue
         text = "".join(part.text for part in parts)
         tokens = tuple(token for part in parts for token in part.tokens)
-        merged.append(OutputDelta(channel, text, tokens))
+        merged.append(OutputDelta(channel, text, tokens, _merged_call(parts)))
     return tuple(merged)
+
+
+def _place_of(delta: OutputDelta) -> tuple[Channel, int | None]:
+    return delta.channel, None if delta.call is None else delta.call.index
+
+
+def _merged_call(parts: Sequence[OutputDelta]) -> CallMark | None:
+    first, last = parts[0].call, parts[-1].call
+    if first is None or last is None:
+        return None
+    return replace(first, ends=last.ends)

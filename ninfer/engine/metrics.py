@@ -24,7 +24,7 @@ class Outcome(Enum):
 
 def outcome_of(reason: FinishReason) -> Outcome:
     match reason:
-        case FinishReason.STOP_TOKEN | FinishReason.STOP_STRING:
+        case FinishReason.STOP_TOKEN | FinishReason.STOP_STRING | FinishReason.TOOL_CALL:
             return Outcome.STOP
         case FinishReason.OUTPUT_LIMIT | FinishReason.CONTEXT_CAPACITY:
             return Outcome.LENGTH

@@ -17,7 +17,7 @@ LOGPROB_FLOOR: Final = -9999.0
 
 def finish_reason(finish: Finish) -> Literal["stop", "length"]:
     match finish.reason:
-        case FinishReason.STOP_TOKEN | FinishReason.STOP_STRING:
+        case FinishReason.STOP_TOKEN | FinishReason.STOP_STRING | FinishReason.TOOL_CALL:
             return "stop"
         case FinishReason.OUTPUT_LIMIT | FinishReason.CONTEXT_CAPACITY:
             return "length"

@@ -29,7 +29,7 @@ from ninfer.gateway.limits import GatewayLimits
 from ninfer.gateway.request_end import RequestEnd
 from ninfer.gateway.request_ids import exchange_id
 from ninfer.gateway.request_log import RequestLog
-from ninfer.gateway.sse import EventStream, data_frame
+from ninfer.gateway.sse import EventStream, StreamStyle
 from ninfer.options import ServeOptions
 
 T = TypeVar("T")
@@ -117,17 +117,17 @@ class Exchange:
         return response
 
     @asynccontextmanager
-    async def stream(self) -> AsyncIterator[EventStream]:
+    async def stream(self, style: StreamStyle) -> AsyncIterator[EventStream]:
         """An event stream: begun on entry, completed on exit. An error inside is sent as its last
-        event, without a closing mark, and does not leave the block."""
-        async with EventStream(self.request, self._headers(), self.limits) as stream:
+        event, as the style has it, and does not leave the block."""
+        async with EventStream(self.request, self._headers(), self.limits, style) as stream:
             try:
                 yield stream
             except ConnectionError:
                 raise
             except Exception as error:  # noqa: BLE001  the top of a streamed answer
                 self._report(error)
-                await stream.send((data_frame(describe_error(error).body),))
+                await stream.send((style.failure(error),))
             await stream.finish()
 
     async def deliver(self, response: web.StreamResponse) -> None:

@@ -32,7 +32,7 @@ from ninfer.gateway.exchange import Exchange
 from ninfer.gateway.fields import Fields
 from ninfer.gateway.native_request import NativePrompt, NativeRequest, parse_native_request
 from ninfer.gateway.request_ids import new_id
-from ninfer.gateway.sse import DONE_FRAME, data_frame
+from ninfer.gateway.sse import DONE_FRAME, OpenAIStreamStyle, data_frame
 
 
 async def generate(exchange: Exchange) -> web.StreamResponse:
@@ -82,7 +82,7 @@ async def _stream(
     """Frames of a cumulative stream replace each other, so a reader that is behind skips some."""
     index, event = await anext(choices)
     outputs[index].add(event)
-    async with exchange.stream() as stream:
+    async with exchange.stream(OpenAIStreamStyle()) as stream:
         async for index, event in choices:
             output = outputs[index]
             output.add(event)

@@ -1,29 +1,21 @@
 """/v1/chat/completions: answers whole or as a stream of chunks.
 
-    read, check -> render, tokenise -> submit -> (admitted) -> chunks | one object
-
-Everything a client can get wrong has failed before the first event arrives, so the status line of
-a stream is written at admission.
+read, check -> render, tokenise -> submit -> (admitted) -> chunks | one object
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
 
 from ninfer.contract.chat import Frontend
-from ninfer.contract.errors import InvariantError
 from ninfer.contract.generation import (
     Admitted,
     Finish,
     Finished,
     OutputDelta,
-    Timings,
-    Usage,
 )
 from ninfer.gateway.answer_parts import (
     chat_logprob_entry,
@@ -31,12 +23,19 @@ from ninfer.gateway.answer_parts import (
     timings_object,
     usage_object,
 )
+from ninfer.gateway.answers import (
+    AnswerHead,
+    Ending,
+    collect_answer,
+    stream_answer,
+    timings_of,
+)
 from ninfer.gateway.chat_request import ChatRequest, parse_chat_request
 from ninfer.gateway.choices import Choices, LiveEvent, build_requests
 from ninfer.gateway.exchange import Exchange
 from ninfer.gateway.fields import Fields
 from ninfer.gateway.request_ids import new_id
-from ninfer.gateway.sse import DONE_FRAME, data_frame
+from ninfer.gateway.sse import DONE_FRAME, OpenAIStreamStyle, data_frame
 
 
 async def chat_completions(exchange: Exchange) -> web.StreamResponse:
@@ -56,59 +55,8 @@ async def chat_completions(exchange: Exchange) -> web.StreamResponse:
     head = AnswerHead(answer_id, name, model.card.fingerprint, int(time.time()))
     async with Choices(model.engine, requests, exchange.log_end) as choices:
         if request.stream:
-            return await _stream(exchange, ChunkWriter(head, request, frontend), choices)
-        return await _collect(exchange, CompletionBuilder(head, request, frontend), choices)
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerHead:
-    """What all chunks of an answer have in common. `created_s`: seconds since the epoch."""
-
-    answer_id: str
-    model: str
-    fingerprint: str
-    created_s: int
-
-    def fields(self, kind: str) -> dict[str, Any]:
-        return {
-            "id": self.answer_id,
-            "object": kind,
-            "created": self.created_s,
-            "model": self.model,
-            "system_fingerprint": self.fingerprint,
-        }
-
-
-@dataclass(slots=True)
-class _Ending:
-    """How one choice stands: its usage so far and, once it has ended, why and how long it took."""
-
-    usage: Usage = field(default_factory=lambda: Usage(0))
-    finish: Finish | None = None
-    timings: Timings | None = None
-
-    def update(self, event: LiveEvent) -> None:
-        self.usage = event.usage
-        if isinstance(event, Finished):
-            self.finish, self.timings = event.finish, event.timings
-
-
-async def _collect(
-    exchange: Exchange, builder: CompletionBuilder, choices: Choices
-) -> web.StreamResponse:
-    async for index, event in choices:
-        builder.add(index, event)
-    return exchange.json(builder.completion())
-
-
-async def _stream(exchange: Exchange, writer: ChunkWriter, choices: Choices) -> web.StreamResponse:
-    index, event = await anext(choices)
-    async with exchange.stream() as stream:
-        await stream.send([*writer.opening(), *writer.frames(index, event)])
-        async for index, event in choices:
-            await stream.send(writer.frames(index, event))
-        await stream.send(writer.closing())
-    return stream.response
+            return await stream_answer(exchange, ChunkWriter(head, request, frontend), choices)
+        return await collect_answer(exchange, CompletionBuilder(head, request, frontend), choices)
 
 
 class CompletionBuilder:
@@ -120,7 +68,7 @@ class CompletionBuilder:
         self._wants_logprobs = request.params.top_logprobs is not None
         self._hides_reasoning = request.hide_reasoning
         count = request.num_choices
-        self._endings = [_Ending() for _ in range(count)]
+        self._endings = [Ending() for _ in range(count)]
         self._texts: list[list[str]] = [[] for _ in range(count)]
         self._thoughts: list[list[str]] = [[] for _ in range(count)]
         self._entries: list[list[dict[str, Any]]] = [[] for _ in range(count)]
@@ -134,13 +82,13 @@ class CompletionBuilder:
             elif not self._hides_reasoning:
                 self._thoughts[index].append(delta.text)
 
-    def completion(self) -> dict[str, Any]:
+    def answer(self) -> dict[str, Any]:
         usage = usage_object([ending.usage for ending in self._endings])
         return {
             **self._head.fields("chat.completion"),
             "choices": [self._choice(index) for index in range(len(self._endings))],
             "usage": usage,
-            "timings": timings_object(_timings(self._endings), usage["completion_tokens"]),
+            "timings": timings_object(timings_of(self._endings), usage["completion_tokens"]),
         }
 
     def _logprobs(self, delta: OutputDelta) -> list[dict[str, Any]]:
@@ -157,7 +105,7 @@ class CompletionBuilder:
         thoughts = "".join(self._thoughts[index])
         if thoughts:
             message["reasoning_content"] = thoughts
-        finish = _finish(self._endings[index])
+        finish = self._endings[index].require_finish()
         return {
             "index": index,
             "message": message,
@@ -167,7 +115,7 @@ class CompletionBuilder:
         }
 
 
-class ChunkWriter:
+class ChunkWriter(OpenAIStreamStyle):
     """Turns events into `chat.completion.chunk` frames.
 
     Logprobs travel with the chunk that carries their text; those of tokens without a text of
@@ -179,7 +127,7 @@ class ChunkWriter:
         self._request = request
         self._frontend = frontend
         self._wants_logprobs = request.params.top_logprobs is not None
-        self._endings = [_Ending() for _ in range(request.num_choices)]
+        self._endings = [Ending() for _ in range(request.num_choices)]
         self._entries: list[list[dict[str, Any]]] = [[] for _ in range(request.num_choices)]
 
     def opening(self) -> list[bytes]:
@@ -255,18 +203,8 @@ class ChunkWriter:
         return usage_object([ending.usage for ending in self._endings])
 
     def _timings(self) -> dict[str, Any]:
-        return timings_object(_timings(self._endings), self._usage()["completion_tokens"])
+        return timings_object(timings_of(self._endings), self._usage()["completion_tokens"])
 
 
 def _logprobs_object(entries: list[dict[str, Any]]) -> dict[str, Any]:
     return {"content": entries, "refusal": None}
-
-
-def _finish(ending: _Ending) -> Finish:
-    if ending.finish is None:
-        raise InvariantError("a choice has no finish")
-    return ending.finish
-
-
-def _timings(endings: Sequence[_Ending]) -> list[Timings]:
-    return [ending.timings for ending in endings if ending.timings is not None]

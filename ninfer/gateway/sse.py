@@ -13,13 +13,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Protocol, Self
 
 import orjson
 from aiohttp import web
 from aiohttp.http import StreamWriter
 
 from ninfer.contract.errors import InvariantError
+from ninfer.gateway.errors import describe_error
 from ninfer.gateway.limits import GatewayLimits
 
 KEEP_ALIVE_FRAME: Final = b": keep-alive\n\n"
@@ -35,6 +36,26 @@ class SlowReaderError(ConnectionError):
     """The client read too little for too long; its connection has been aborted."""
 
 
+class StreamStyle(Protocol):
+    """What a protocol's streams do beside answering."""
+
+    def keep_alive(self) -> bytes:
+        """A frame for a stream that has been silent for long; asked for on a wall clock."""
+
+    def failure(self, error: Exception) -> bytes:
+        """The last frames of a stream that fails."""
+
+
+class OpenAIStreamStyle:
+    """A comment on silence; the error object as the last event, without a closing mark."""
+
+    def keep_alive(self) -> bytes:
+        return KEEP_ALIVE_FRAME
+
+    def failure(self, error: Exception) -> bytes:
+        return data_frame(describe_error(error).body)
+
+
 def data_frame(payload: object) -> bytes:
     """One event. JSON escapes line breaks, so a single `data:` line always suffices."""
     return b"data: " + orjson.dumps(payload) + b"\n\n"
@@ -44,9 +65,14 @@ class EventStream:
     """One event-stream answer. Used by the task that made it."""
 
     def __init__(
-        self, request: web.BaseRequest, headers: Mapping[str, str], limits: GatewayLimits
+        self,
+        request: web.BaseRequest,
+        headers: Mapping[str, str],
+        limits: GatewayLimits,
+        style: StreamStyle,
     ) -> None:
         self._request = request
+        self._style = style
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._last_write_s = 0.0
@@ -106,7 +132,7 @@ class EventStream:
         self._last_write_s = self._loop.time()
 
     async def _watch_reader(self, writer: StreamWriter) -> None:
-        """Comment on silence; abort when nothing was taken for `write_timeout_s`."""
+        """Break silence; abort when nothing was taken for `write_timeout_s`."""
         try:
             await self._keep_watch(writer)
         except ConnectionError:
@@ -127,7 +153,7 @@ class EventStream:
             silent_s = now_s - self._last_write_s
             is_silent = silent_s >= self._limits.keep_alive_interval_s
             if is_silent and not buffered and not self._has_ended:
-                await self._write(KEEP_ALIVE_FRAME)
+                await self._write(self._style.keep_alive())
                 silent_s = 0.0
             wait_s = self._limits.keep_alive_interval_s - silent_s
             await asyncio.sleep(max(min(wait_s, self._limits.write_timeout_s / 4), 0.005))

@@ -286,7 +286,7 @@ class Episode:
                 assert num_tokens == request.max_tokens
             case FinishReason.CONTEXT_CAPACITY:
                 assert num_tokens == rest < request.max_tokens
-            case FinishReason.STOP_TOKEN | FinishReason.STOP_STRING:
+            case FinishReason.STOP_TOKEN | FinishReason.STOP_STRING | FinishReason.TOOL_CALL:
                 assert 0 < num_tokens <= min(rest, request.max_tokens)
         return terminal.finish.reason.value
 
