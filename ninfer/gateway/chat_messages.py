@@ -66,7 +66,7 @@ def parse_messages(fields: Fields) -> Conversation:
 
 def _message(fields: Fields) -> ChatMessage:
     role = _role(fields)
-    texts, thoughts = _content(fields, role)
+    texts, thoughts = parse_content(fields, role)
     reasoning: str | None = None
     calls: tuple[ToolCall, ...] = ()
     if role == "assistant":
@@ -99,10 +99,12 @@ def _marked(parts: list[TextPart]) -> tuple[TextPart, ...]:
     return (*parts[:-1], *(replace(part, ends_prefix=True) for part in parts[-1:]))
 
 
-def _content(fields: Fields, role: Role) -> tuple[list[TextPart], list[str]]:
-    """(texts, thoughts) of the content."""
-    value = fields.get("content")
-    path = fields.path_of("content")
+def parse_content(
+    fields: Fields, role: Role, name: str = "content"
+) -> tuple[list[TextPart], list[str]]:
+    """(texts, thoughts) of a field that is a string or a list of parts. Raises RequestError."""
+    value = fields.get(name)
+    path = fields.path_of(name)
     texts: list[TextPart] = []
     thoughts: list[str] = []
     if value is None:
@@ -151,7 +153,7 @@ def _tool_calls(fields: Fields) -> tuple[ToolCall, ...]:
     legacy = fields.child("function_call")
     if legacy is None or calls:
         return calls
-    return (ToolCall(_call_name(legacy), _arguments(legacy)),)
+    return (ToolCall(_call_name(legacy), parse_arguments(legacy)),)
 
 
 def _tool_call(entry: Fields) -> ToolCall:
@@ -162,7 +164,7 @@ def _tool_call(entry: Fields) -> ToolCall:
     function = entry.child("function")
     if function is None:
         raise missing(entry.path_of("function"))
-    return ToolCall(_call_name(function), _arguments(function), call_id)
+    return ToolCall(_call_name(function), parse_arguments(function), call_id)
 
 
 def _call_name(function: Fields) -> str:
@@ -172,7 +174,7 @@ def _call_name(function: Fields) -> str:
     return name
 
 
-def _arguments(function: Fields) -> Mapping[str, Any] | str:
+def parse_arguments(function: Fields) -> Mapping[str, Any] | str:
     """An object, also from its JSON text; any other text stays as it is."""
     value = function.get("arguments")
     if value is None:

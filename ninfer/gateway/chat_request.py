@@ -84,7 +84,7 @@ def _chat_prompt(fields: Fields, conversation: Conversation) -> ChatPrompt:
         messages=conversation.messages,
         tools=parse_tools(fields),
         tools_end_prefix=has_marked_tool(fields),
-        template_kwargs=_template_kwargs(fields),
+        template_kwargs=parse_template_kwargs(fields),
         add_generation_prompt=not is_continued and add_prompt is not False,
         continue_final_message=is_continued,
     )
@@ -98,7 +98,8 @@ def _continuing_path(fields: Fields) -> str:
     return last.path_of("prefix" if last.get("prefix") is True else "partial")
 
 
-def _template_kwargs(fields: Fields) -> dict[str, Any]:
+def parse_template_kwargs(fields: Fields) -> dict[str, Any]:
+    """`chat_template_kwargs` with the switches of thinking. Raises RequestError."""
     given = fields.child("chat_template_kwargs") or Fields({})
     given.boolean("enable_thinking")
     for name in _TEMPLATE_OWN:

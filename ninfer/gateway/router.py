@@ -10,6 +10,8 @@ from ninfer.gateway.errors import RoutingError
 from ninfer.gateway.exchange import Handler
 
 _PREFIX: Final = "/v1"
+ANY_SEGMENT: Final = "{id}"
+"""Stands in a pattern for any one segment of a path."""
 Methods = Mapping[str, Handler]
 
 
@@ -21,11 +23,18 @@ def normalise_path(path: str) -> str:
 
 
 class Router:
-    """`exact` by whole path; `prefixes` (ending in a slash) take every longer path."""
+    """`exact` by whole path; `prefixes` (ending in a slash) take every longer path; `patterns`
+    take any one segment where they have `{id}`. What is more exact wins."""
 
-    def __init__(self, exact: Mapping[str, Methods], prefixes: Mapping[str, Methods]) -> None:
+    def __init__(
+        self,
+        exact: Mapping[str, Methods],
+        prefixes: Mapping[str, Methods],
+        patterns: Mapping[str, Methods] | None = None,
+    ) -> None:
         self._exact = exact
         self._prefixes = prefixes
+        self._patterns = patterns or {}
 
     def resolve(self, method: str, path: str) -> Handler:
         """The handler of a normalised path; HEAD is answered where GET is.
@@ -42,7 +51,8 @@ class Router:
         """What a method that the path does not take is told: `method_not_allowed`, or `not_found`
         for a path that nothing stands at. None: the path is not known."""
         if path is None:
-            every = [*self._exact.values(), *self._prefixes.values()]
+            tables = (self._exact, self._prefixes, self._patterns)
+            every = [methods for table in tables for methods in table.values()]
             return _not_allowed(sorted({method for methods in every for method in methods}))
         methods = self._methods_of(path)
         return _not_found(path) if methods is None else _not_allowed(list(methods))
@@ -50,10 +60,21 @@ class Router:
     def _methods_of(self, path: str) -> Methods | None:
         if path in self._exact:
             return self._exact[path]
+        for pattern, methods in self._patterns.items():
+            if _matches(pattern, path):
+                return methods
         for prefix, methods in self._prefixes.items():
             if path.startswith(prefix) and len(path) > len(prefix):
                 return methods
         return None
+
+
+def _matches(pattern: str, path: str) -> bool:
+    wanted, given = pattern.split("/"), path.split("/")
+    return len(wanted) == len(given) and all(
+        part == own or (part == ANY_SEGMENT and own != "")
+        for part, own in zip(wanted, given, strict=True)
+    )
 
 
 def _not_allowed(methods: list[str]) -> RoutingError:
