@@ -2,6 +2,7 @@
 
     NInferError
       RequestError       the client's fault, local to one request: code, message, param
+        ContextLengthError  a prompt that does not fit
       Unavailable        not now: overload, timeout, draining, stopped: code, message, retry_after_s
       OptionError        a flag or environment value: option, message
       ModelFileError     a model file: path, field, message
@@ -70,25 +71,38 @@ class RequestError(NInferError):
         self.param = param
 
 
+class ContextLengthError(RequestError):
+    """A prompt that does not fit. Client libraries recognise an overflow by its text, and each API
+    family by its own beginning; both are made here, so this is their only source.
+
+    overflow   what is too long, in a few words; stands inside `message`
+    advice     the rest of `message`, without them
+    """
+
+    def __init__(self, head: str, overflow: str, advice: str, param: str) -> None:
+        super().__init__("context_length_exceeded", f"{head} ({overflow}). {advice}", param)
+        self.overflow = overflow
+        self.advice = f"{head}. {advice}"
+
+
 def context_length_error(
     num_tokens: int, max_context: int, param: str, *, is_lower_bound: bool = False
-) -> RequestError:
+) -> ContextLengthError:
     """A prompt that does not fit `max_context` tokens, or fills them and leaves none for output.
 
     param            the field the prompt came in
     is_lower_bound   the prompt has at least so many tokens
-    Client libraries recognise an overflow by this text, so this is its only source.
     """
     limit, reason = max_context, ""
     if num_tokens == max_context:
         limit, reason = max_context - 1, ", which leave no room for a token of output"
     count = f"at least {num_tokens}" if is_lower_bound else f"{num_tokens}"
     noun = "messages" if param == "messages" else "prompt"
-    return RequestError(
-        "context_length_exceeded",
+    return ContextLengthError(
         f"This model's maximum context length is {max_context} tokens. However, your request has"
-        f" {count} prompt tokens{reason} (prompt is too long: {num_tokens} tokens > {limit}"
-        f" maximum). Please reduce the length of the {noun}. [context_length_exceeded]",
+        f" {count} prompt tokens{reason}",
+        f"prompt is too long: {num_tokens} tokens > {limit} maximum",
+        f"Please reduce the length of the {noun}. [context_length_exceeded]",
         param,
     )
 

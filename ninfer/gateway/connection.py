@@ -23,7 +23,7 @@ from aiohttp.http_exceptions import BadHttpMessage, BadHttpMethod, LineTooLong
 
 from ninfer.contract.errors import RequestError, Unavailable
 from ninfer.gateway.answer_headers import answer_headers
-from ninfer.gateway.errors import describe_error
+from ninfer.gateway.errors import ErrorFamily, describe_error, family_of
 from ninfer.gateway.limits import GatewayLimits
 from ninfer.gateway.request_ids import new_id
 
@@ -38,6 +38,8 @@ _MAX_HEADER_BYTES: Final = 16_380
 apart."""
 _REQUEST_LINE: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+(?: (\S+) HTTP/1\.[01]\r?\n|\Z)")
 """A method and its target, or the beginning of a method that came alone."""
+_TARGET: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+ ([^\s?]+)")
+"""A method and the path of its target, however the request goes on."""
 MethodRefusal: TypeAlias = Callable[[str | None], RequestError]
 
 
@@ -108,13 +110,13 @@ class Connection(web.RequestHandler):
     def begin_request(self, version: HttpVersion) -> None:
         """Raises ConnectionError for a request line without a version: HTTP/0.9 has no status."""
         self._is_serving = True
-        self._head = b""
         self._stop_header_timer()
         if version < HttpVersion10 and self.transport is not None:
             error = RequestError("invalid_http", "The request line must name HTTP/1.1 or HTTP/1.0.")
-            self.transport.write(_raw_answer(error))
+            self.transport.write(_raw_answer(error, self._family()))
             self.force_close()
             raise ConnectionResetError("a request without a version")
+        self._head = b""
 
     def need_client(self) -> None:
         """The rest of this request is only worth while if the client is there. Raises
@@ -143,16 +145,19 @@ class Connection(web.RequestHandler):
         if status == 500:
             _logger.error("request failed outside its handler: %s", type(exc).__name__)
             error: BaseException = exc or RuntimeError()
+            family = family_of(request.path)
         else:
             error = self._parse_error(exc)
+            family = self._family()
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has already begun")
-        answer = describe_error(error)
+        request_id = new_id("req_")
+        answer = describe_error(error, family, request_id)
         response = web.Response(
             status=answer.status,
             body=orjson.dumps(answer.body),
             content_type="application/json",
-            headers={**answer.headers, **answer_headers(new_id("req_"))},
+            headers={**answer.headers, **answer_headers(request_id)},
         )
         response.force_close()
         return response
@@ -170,6 +175,11 @@ class Connection(web.RequestHandler):
             return self._refuse_method(path)
         return RequestError("invalid_http", "The request is not valid HTTP.")
 
+    def _family(self) -> ErrorFamily:
+        """Of the request whose head is being read, as far as it is known."""
+        match = _TARGET.match(self._head)
+        return family_of(match.group(1).decode("latin-1") if match else None)
+
     def _start_header_timer(self) -> None:
         self._header_timer = self._loop.call_later(
             self._gateway_limits.header_timeout_s, self._on_header_timeout
@@ -186,7 +196,7 @@ class Connection(web.RequestHandler):
         if transport is None:
             return
         error = RequestError("request_timeout", "The request's headers did not arrive in time.")
-        transport.write(_raw_answer(error))
+        transport.write(_raw_answer(error, self._family()))
         self.force_close()
 
 
@@ -217,15 +227,16 @@ class ConnectionFactory:
         return Connection(self._server, self._loop, self._limits, self._refuse_method)
 
 
-def _raw_answer(error: Exception) -> bytes:
+def _raw_answer(error: Exception, family: ErrorFamily = ErrorFamily.OPENAI) -> bytes:
     """A whole HTTP response for a connection that has no request to answer yet."""
-    answer = describe_error(error)
+    request_id = new_id("req_")
+    answer = describe_error(error, family, request_id)
     body = orjson.dumps(answer.body)
     headers = {
         "Content-Type": "application/json",
         "Content-Length": str(len(body)),
         "Connection": "close",
-        **answer_headers(new_id("req_")),
+        **answer_headers(request_id),
         **answer.headers,
     }
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())

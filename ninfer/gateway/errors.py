@@ -1,6 +1,7 @@
-"""Errors as clients see them: one table from code to status and type, and the error object.
+"""Errors as clients see them: one table from code to status and type, and the error objects.
 
-Nothing here puts a path, a stack trace or prompt text into an answer.
+The path decides which API family's object is sent: Anthropic's under /v1/messages, OpenAI's
+everywhere else. Nothing here puts a file's path, a stack trace or prompt text into an answer.
 """
 
 from __future__ import annotations
@@ -8,11 +9,27 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any, Final
 
-from ninfer.contract.errors import NInferError, RequestError, Unavailable
+from ninfer.contract.errors import ContextLengthError, NInferError, RequestError, Unavailable
 
 MAX_RETRY_AFTER_S: Final = 60
+
+
+class ErrorFamily(Enum):
+    """Whose error objects a path speaks."""
+
+    OPENAI = auto()
+    ANTHROPIC = auto()
+
+
+def family_of(path: str | None) -> ErrorFamily:
+    """The family of a request path, with or without `/v1`; OpenAI's when it is not known."""
+    names = [name for name in (path or "").split("/") if name]
+    while names[:1] == ["v1"]:
+        del names[0]
+    return ErrorFamily.ANTHROPIC if names[:1] == ["messages"] else ErrorFamily.OPENAI
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +72,11 @@ ERROR_RULES: Final[Mapping[str, ErrorRule]] = {
     "invalid_request_encoding": _BAD_REQUEST,
     "headers_too_large": ErrorRule(431, "invalid_request_error"),
     "item_not_found": ErrorRule(404, "invalid_request_error"),
+    "invalid_api_key": ErrorRule(401, "invalid_request_error"),
     "method_not_allowed": ErrorRule(405, "invalid_request_error"),
     "not_found": ErrorRule(404, "invalid_request_error"),
     "response_not_found": ErrorRule(404, "invalid_request_error"),
+    "request_aborted": ErrorRule(499, "invalid_request_error", should_retry=False),
     "request_timeout": ErrorRule(408, "invalid_request_error"),
     "request_too_large": ErrorRule(413, "invalid_request_error"),
     "uri_too_long": ErrorRule(414, "invalid_request_error"),
@@ -91,9 +110,28 @@ ERROR_RULES: Final[Mapping[str, ErrorRule]] = {
 }
 
 
+_ANTHROPIC_STATUSES: Final[Mapping[str, int]] = {
+    "request_queue_timeout": 504,
+    "server_overloaded": 529,
+}
+"""Where that family has a status of its own for a code."""
+_ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+"""By status; other 4xx are `invalid_request_error`, other 5xx `api_error`."""
+
+
 @dataclass(frozen=True, slots=True)
 class ErrorAnswer:
-    """`body` is the whole JSON object: `{"error": {message, type, param, code}}`."""
+    """`body` is the whole JSON object: `{"error": {message, type, param, code}}`, or
+    `{"type": "error", "error": {type, message}, "request_id"}` in Anthropic's family."""
 
     status: int
     body: Mapping[str, Any]
@@ -113,11 +151,21 @@ def is_expected(error: BaseException) -> bool:
     return isinstance(error, RequestError | Unavailable)
 
 
-def describe_error(error: BaseException) -> ErrorAnswer:
-    """What a client is told of any exception."""
+def describe_error(
+    error: BaseException,
+    family: ErrorFamily = ErrorFamily.OPENAI,
+    request_id: str | None = None,
+) -> ErrorAnswer:
+    """What a client is told of any exception. `request_id`: of the exchange, where there is one."""
     own_code = error.code if isinstance(error, NInferError) else "internal_error"
     rule = ERROR_RULES.get(own_code, _INTERNAL)
+    headers = _headers(error, rule)
     message = rule.message or (error.message if isinstance(error, NInferError) else "")
+    if family is ErrorFamily.ANTHROPIC:
+        status = _ANTHROPIC_STATUSES.get(own_code, rule.status)
+        if isinstance(error, ContextLengthError):
+            message = f"{error.overflow}. {error.advice}"
+        return ErrorAnswer(status, _anthropic_body(status, message, request_id), headers)
     param = error.param if isinstance(error, RequestError) else None
     body = {
         "error": {
@@ -127,7 +175,13 @@ def describe_error(error: BaseException) -> ErrorAnswer:
             "code": rule.code or own_code,
         }
     }
-    return ErrorAnswer(rule.status, body, _headers(error, rule))
+    return ErrorAnswer(rule.status, body, headers)
+
+
+def _anthropic_body(status: int, message: str, request_id: str | None) -> Mapping[str, Any]:
+    other = "invalid_request_error" if status < 500 else "api_error"
+    error = {"type": _ANTHROPIC_TYPES.get(status, other), "message": message}
+    return {"type": "error", "error": error, "request_id": request_id}
 
 
 def _headers(error: BaseException, rule: ErrorRule) -> dict[str, str]:

@@ -314,3 +314,35 @@ async def test_http_1_0_streams_end_with_the_connection(rig: Rig) -> None:
     answer = await reader.read()
     assert answer.endswith(b"data: [DONE]\n\n")
     writer.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "kind"),
+    [
+        (b"FROB /v1/messages HTTP/1.1\r\nHost: x\r\n\r\n", b"405", "invalid_request_error"),
+        (b"FROB /messages/nothing?a=b HTTP/1.1\r\n\r\n", b"404", "not_found_error"),
+        (b"POST /v1/messages HTTP/1.1\r\nbad line\r\n\r\n", b"400", "invalid_request_error"),
+        (b"GET /v1/messages?" + b"y" * 9_000, b"414", "invalid_request_error"),
+        (
+            b"POST /v1/messages HTTP/1.1\r\nX: " + b"y" * 20_000 + b"\r\n\r\n",
+            b"431",
+            "invalid_request_error",
+        ),
+        (b"GET /v1/messages\r\n\r\n", b"400", "invalid_request_error"),
+    ],
+)
+async def test_broken_requests_on_a_known_path_are_told_in_its_familys_words(
+    rig: Rig, text: bytes, status: bytes, kind: str
+) -> None:
+    head, body = await ask(rig, text)
+    assert head.split()[1] == status
+    answer = orjson.loads(body)
+    assert (answer["type"], answer["error"]["type"]) == ("error", kind)
+    assert answer["request_id"].encode() in head
+
+
+async def test_slow_headers_on_a_known_path_are_told_in_its_familys_words() -> None:
+    async with running_gateway(limits=GatewayLimits(header_timeout_s=0.2)) as rig:
+        head, body = await ask(rig, b"POST /v1/messages HTTP/1.1\r\nHost: x\r\n")
+        assert head.split()[1] == b"408"
+        assert orjson.loads(body)["error"]["type"] == "timeout_error"

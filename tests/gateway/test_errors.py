@@ -14,8 +14,9 @@ from ninfer.contract.errors import (
     NonFiniteLogits,
     RequestError,
     Unavailable,
+    context_length_error,
 )
-from ninfer.gateway.errors import ERROR_RULES, describe_error
+from ninfer.gateway.errors import ERROR_RULES, ErrorFamily, describe_error, family_of
 
 
 def own_codes() -> set[str]:
@@ -79,3 +80,80 @@ def test_a_code_nobody_knows_is_an_internal_error() -> None:
     answer = describe_error(RequestError("no_such_code", "x"))
     assert answer.status == 500
     assert answer.body["error"]["code"] == "internal_error"
+
+
+@pytest.mark.parametrize(
+    ("path", "family"),
+    [
+        ("/v1/messages", ErrorFamily.ANTHROPIC),
+        ("/messages", ErrorFamily.ANTHROPIC),
+        ("/messages/count_tokens", ErrorFamily.ANTHROPIC),
+        ("/v1/v1/messages/batches/", ErrorFamily.ANTHROPIC),
+        ("/v1/chat/completions", ErrorFamily.OPENAI),
+        ("/v1/messagesx", ErrorFamily.OPENAI),
+        ("/chat/messages", ErrorFamily.OPENAI),
+        ("/", ErrorFamily.OPENAI),
+        ("", ErrorFamily.OPENAI),
+        (None, ErrorFamily.OPENAI),
+    ],
+)
+def test_the_path_decides_whose_error_objects_are_sent(
+    path: str | None, family: ErrorFamily
+) -> None:
+    assert family_of(path) is family
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (RequestError("invalid_json", "x"), 400, "invalid_request_error"),
+        (RequestError("unsupported_value", "x", "p"), 400, "invalid_request_error"),
+        (RequestError("model_not_found", "x"), 404, "not_found_error"),
+        (RequestError("not_found", "x"), 404, "not_found_error"),
+        (RequestError("method_not_allowed", "x"), 405, "invalid_request_error"),
+        (RequestError("request_timeout", "x"), 408, "timeout_error"),
+        (RequestError("request_too_large", "x"), 413, "request_too_large"),
+        (RequestError("unsupported_media_type", "x"), 415, "invalid_request_error"),
+        (Unavailable("deadline_exceeded", "x"), 408, "timeout_error"),
+        (Unavailable("server_overloaded", "x"), 529, "overloaded_error"),
+        (Unavailable("request_queue_timeout", "x"), 504, "timeout_error"),
+        (Unavailable("model_loading", "x"), 503, "api_error"),
+        (Unavailable("server_draining", "x"), 503, "api_error"),
+        (DeviceError("/data/model"), 503, "api_error"),
+        (InvariantError("/data/model"), 500, "api_error"),
+        (ValueError("/data/model"), 500, "api_error"),
+    ],
+)
+def test_the_other_family_has_statuses_and_types_of_its_own(
+    error: Exception, status: int, kind: str
+) -> None:
+    answer = describe_error(error, ErrorFamily.ANTHROPIC, "req_1")
+    assert answer.status == status
+    message = answer.body["error"]["message"]
+    assert message
+    assert "/data" not in message
+    assert answer.body == {
+        "type": "error",
+        "error": {"type": kind, "message": message},
+        "request_id": "req_1",
+    }
+    assert answer.headers == describe_error(error).headers
+
+
+def test_waiting_is_worth_while_in_both_families() -> None:
+    for code in ("server_overloaded", "request_queue_timeout", "model_loading"):
+        answer = describe_error(Unavailable(code, "later", 7.0), ErrorFamily.ANTHROPIC)
+        assert answer.headers == {"Retry-After": "7", "x-should-retry": "true"}
+
+
+def test_an_overflow_begins_with_the_words_its_family_looks_for() -> None:
+    error = context_length_error(70, 64, "messages")
+    openai = describe_error(error).body["error"]
+    anthropic = describe_error(error, ErrorFamily.ANTHROPIC).body["error"]
+    assert openai["message"].startswith("This model's maximum context length is 64 tokens. However")
+    assert anthropic["message"].startswith("prompt is too long: 70 tokens > 64 maximum. This model")
+    for text in (openai["message"], anthropic["message"]):
+        assert "your request has 70 prompt tokens" in text
+        assert text.count("prompt is too long: 70 tokens > 64 maximum") == 1
+        assert text.endswith("reduce the length of the messages. [context_length_exceeded]")
+    assert openai["code"] == "context_length_exceeded"
