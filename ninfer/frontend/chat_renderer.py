@@ -39,6 +39,7 @@ from ninfer.frontend.places import CacheMark, RenderedTurns, TextPlace
 from ninfer.frontend.template import ChatTemplate
 from ninfer.frontend.template_traits import TemplateTraits, TurnFrame, probe_template
 from ninfer.frontend.tokenizer import replace_surrogates
+from ninfer.frontend.tool_calls.call_format import CallFormat, find_call_format
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class ChatRenderer:
         self._template = template
         self._marks = ControlMarks(control_texts)
         self._traits: TemplateTraits = probe_template(template)
+        self.call_format: CallFormat = find_call_format(template)
 
     def render(self, chat: ChatPrompt) -> GuardedText:
         """Raises RequestError: `invalid_template` with the template's own message,
