@@ -38,6 +38,7 @@ class Spellings:
     min_tokens: Sequence[str]
     seed: Sequence[str]
     include_stop_string: Sequence[str]
+    stop: str = "stop"
     default_max_tokens: int | None = None
 
 
@@ -80,7 +81,7 @@ def parse_params(
         top_logprobs=top_logprobs,
         max_tokens=max_tokens,
         min_tokens=_min_tokens(fields, spellings, max_tokens),
-        stop=_stop(fields),
+        stop=_stop(fields, spellings.stop),
         stop_token_ids=_stop_token_ids(fields, vocab_size),
         ignore_eos=fields.flag("ignore_eos"),
         include_stop_string=_flag_of(fields, spellings.include_stop_string),
@@ -161,9 +162,9 @@ def _logit_bias(fields: Fields, vocab_size: int) -> tuple[tuple[int, float], ...
     return tuple(sorted(pairs.items()))
 
 
-def _stop(fields: Fields) -> tuple[str, ...]:
-    path = fields.path_of("stop")
-    value = fields.get("stop")
+def _stop(fields: Fields, name: str) -> tuple[str, ...]:
+    path = fields.path_of(name)
+    value = fields.get(name)
     if value is None:
         return ()
     if isinstance(value, str):

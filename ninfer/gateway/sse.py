@@ -61,6 +61,11 @@ def data_frame(payload: object) -> bytes:
     return b"data: " + orjson.dumps(payload) + b"\n\n"
 
 
+def event_frame(name: str, payload: object) -> bytes:
+    """One event with a name, as the clients of some protocols demand."""
+    return f"event: {name}\n".encode() + data_frame(payload)
+
+
 class EventStream:
     """One event-stream answer. Used by the task that made it."""
 
