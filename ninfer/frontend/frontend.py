@@ -19,7 +19,8 @@ from ninfer.frontend.control_text import strings_of
 from ninfer.frontend.generation_defaults import GENERATION_CONFIG_FILE, read_generation_config
 from ninfer.frontend.host_work import HostWork
 from ninfer.frontend.load_checks import check_marks, check_renders, checked_eos_ids
-from ninfer.frontend.output_session import SessionRules, TextOutputSession
+from ninfer.frontend.output_session import TextOutputSession
+from ninfer.frontend.output_state import SessionRules
 from ninfer.frontend.prompt import PromptBuilder
 from ninfer.frontend.stops import StopMatcher
 from ninfer.frontend.template import ChatTemplate

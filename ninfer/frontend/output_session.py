@@ -17,10 +17,7 @@ matched stop string and all behind it. A thought that never closes stays a thoug
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from enum import Enum, auto
-from typing import Final, NamedTuple
+from collections.abc import Sequence
 
 from ninfer.contract.errors import InvariantError
 from ninfer.contract.generation import (
@@ -31,177 +28,9 @@ from ninfer.contract.generation import (
     OutputPreview,
 )
 from ninfer.contract.sampling import GeneratedToken
+from ninfer.frontend.output_state import Blank, Output, Phase, SessionRules, State, Waiting
 from ninfer.frontend.stops import ROOT, StopMatch, StopMatcher
 from ninfer.frontend.tokenizer import THINK_CLOSE, THINK_OPEN
-
-
-class _Phase(Enum):
-    START = auto()  # nothing but a possible beginning of <think> has come
-    THOUGHT_LEAD = auto()  # in a thought, only newlines so far
-    THOUGHT = auto()
-    ANSWER_LEAD = auto()  # behind </think>, only white space so far
-    ANSWER = auto()
-
-
-class _Waiting(NamedTuple):
-    """A token to report once the stream is settled up to `end`, where the token's text ends."""
-
-    token: GeneratedToken
-    end: int
-    has_text: bool
-
-
-class _Blank(NamedTuple):
-    """White space of a thought, dropped should the thought end with it; newest part first.
-
-    A linked list, because a model may go on writing blanks for long: each costs the same.
-    """
-
-    earlier: _Blank | None
-    start: int
-    text: str
-    tokens: tuple[GeneratedToken, ...]
-
-    def parts(self) -> list[_Blank]:
-        """This part and all earlier ones in the order of the text."""
-        parts: list[_Blank] = []
-        part: _Blank | None = self
-        while part is not None:
-            parts.append(part)
-            part = part.earlier
-        return parts[::-1]
-
-
-@dataclass(slots=True)
-class _State:
-    """undecoded   bytes of an incomplete character
-    length      characters decoded so far
-    held        the last characters of the stream, neither shown nor dropped yet
-    num_scanned how many of `held` have passed the tag search and the stop matcher
-    node        the stop matcher's place behind them
-    blank       white space before `held` that waits for the thought to go on
-    thought_end place behind the closing tag, None while there was none
-    """
-
-    phase: _Phase
-    revision: int = 0
-    num_tokens: int = 0
-    reasoning_tokens: int = 0
-    undecoded: bytes = b""
-    length: int = 0
-    held: str = ""
-    num_scanned: int = 0
-    node: int = ROOT
-    thought_end: int | None = None
-    waiting: tuple[_Waiting, ...] = ()
-    blank: _Blank | None = None
-    is_ended: bool = False
-
-    def successor(self) -> _State:
-        return _State(
-            self.phase,
-            self.revision + 1,
-            self.num_tokens,
-            self.reasoning_tokens,
-            self.undecoded,
-            self.length,
-            self.held,
-            self.num_scanned,
-            self.node,
-            self.thought_end,
-            self.waiting,
-            self.blank,
-            self.is_ended,
-        )
-
-    @property
-    def settled(self) -> int:
-        """Everything before this place has been shown or dropped, or is blank."""
-        return self.length - len(self.held)
-
-    def drop(self, count: int) -> None:
-        self.held = self.held[count:]
-        self.num_scanned = max(0, self.num_scanned - count)
-
-
-class _Span(NamedTuple):
-    """Shown characters [start, stop) of the stream."""
-
-    start: int
-    stop: int
-    channel: Channel
-
-
-@dataclass(slots=True)
-class _Output:
-    """What a preview shows, by channel."""
-
-    texts: dict[Channel, str] = field(default_factory=dict)
-    tokens: dict[Channel, list[GeneratedToken]] = field(default_factory=dict)
-    spans: list[_Span] = field(default_factory=list)
-
-    def show(self, state: _State, count: int, channel: Channel) -> None:
-        """Move the first `count` held characters into `channel`, after blanks before them."""
-        if count:
-            if state.blank is not None:
-                self._show_blank(state.blank)
-                state.blank = None
-            start = state.settled
-            self.spans.append(_Span(start, start + count, channel))
-            self.texts[channel] = self.texts.get(channel, "") + state.held[:count]
-            state.drop(count)
-
-    def _show_blank(self, blank: _Blank) -> None:
-        parts = blank.parts()
-        text = "".join(part.text for part in parts)
-        self.texts["reasoning"] = self.texts.get("reasoning", "") + text
-        for part in parts:
-            for token in part.tokens:
-                self.report(token, "reasoning")
-
-    def report(self, token: GeneratedToken, channel: Channel) -> None:
-        self.tokens.setdefault(channel, []).append(token)
-
-    def channel_at(self, place: int) -> Channel | None:
-        for span in self.spans:
-            if span.start <= place < span.stop:
-                return span.channel
-        return None
-
-    def deltas(self) -> tuple[OutputDelta, ...]:
-        return tuple(
-            OutputDelta(channel, self.texts.get(channel, ""), tuple(self.tokens.get(channel, ())))
-            for channel in _CHANNELS
-            if channel in self.texts or channel in self.tokens
-        )
-
-
-_CHANNELS: Final[tuple[Channel, ...]] = ("reasoning", "content")
-"""In the order in which they can appear."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionRules:
-    """How a session reads its tokens.
-
-    token_bytes        a token's bytes; b"" for one without text
-    hidden_ids         tokens whose text is not shown (special tokens)
-    stop_ids           tokens that end the output; never shown, counted
-    stops              stop strings, or None
-    min_tokens         stop strings that end within so many tokens are ordinary text
-    splits_reasoning   False: everything is content
-    opens_in_reasoning the prompt ends inside a thought
-    """
-
-    token_bytes: Callable[[int], bytes]
-    hidden_ids: frozenset[int] = frozenset()
-    stop_ids: frozenset[int] = frozenset()
-    stops: StopMatcher | None = None
-    min_tokens: int = 0
-    includes_stop_string: bool = False
-    stops_in_reasoning: bool = False
-    splits_reasoning: bool = True
-    opens_in_reasoning: bool = False
 
 
 class TextOutputSession:
@@ -209,7 +38,7 @@ class TextOutputSession:
 
     def __init__(self, rules: SessionRules) -> None:
         self._rules = rules
-        self._state = _State(_Phase.START if rules.splits_reasoning else _Phase.ANSWER)
+        self._state = State(Phase.START if rules.splits_reasoning else Phase.ANSWER)
 
     @property
     def reasoning_tokens(self) -> int:
@@ -227,7 +56,7 @@ class TextOutputSession:
             raise InvariantError("the output session has ended")
         if not tokens:
             raise InvariantError("an output preview needs at least one token")
-        state, output = self._state.successor(), _Output()
+        state, output = self._state.successor(), Output()
         finish, accepted = None, 0
         while finish is None and accepted < len(tokens):
             finish = self._accept(state, tokens[accepted], output)
@@ -243,7 +72,7 @@ class TextOutputSession:
 
     def commit(self, preview: OutputPreview) -> None:
         """Adopt a preview made from the present state; InvariantError for any other."""
-        state: _State = preview.state
+        state: State = preview.state
         if state.revision != self._state.revision + 1:
             raise InvariantError("the output preview was not made from the present state")
         self._state = state
@@ -252,12 +81,12 @@ class TextOutputSession:
         """End here: text held back so far. Nothing the second time or after a finish."""
         if self._state.is_ended:
             return ()
-        state, output = self._state.successor(), _Output()
+        state, output = self._state.successor(), Output()
         self._end(state, output)
         self._state = state
         return output.deltas()
 
-    def _accept(self, state: _State, token: GeneratedToken, output: _Output) -> Finish | None:
+    def _accept(self, state: State, token: GeneratedToken, output: Output) -> Finish | None:
         rules = self._rules
         state.num_tokens += 1
         if token.token_id in rules.stop_ids:
@@ -269,7 +98,7 @@ class TextOutputSession:
         state.undecoded = pending[num_decoded:]
         # An incomplete character becomes exactly one character, whatever follows.
         end = state.length + len(text) + bool(state.undecoded)
-        state.waiting += (_Waiting(token, end, bool(data)),)
+        state.waiting += (Waiting(token, end, bool(data)),)
         was_closed = state.thought_end is not None
         finish = self._advance(state, text, output, is_last=False)
         if state.thought_end is None:
@@ -278,7 +107,7 @@ class TextOutputSession:
             state.reasoning_tokens = state.num_tokens - (end > state.thought_end)
         return finish
 
-    def _end(self, state: _State, output: _Output) -> Finish | None:
+    def _end(self, state: State, output: Output) -> Finish | None:
         """Settle everything held back. A stop string that this completes is the finish."""
         text, _ = codecs.utf_8_decode(state.undecoded, "replace", True)
         state.undecoded = b""
@@ -288,9 +117,7 @@ class TextOutputSession:
         state.is_ended = True
         return finish
 
-    def _advance(
-        self, state: _State, text: str, output: _Output, *, is_last: bool
-    ) -> Finish | None:
+    def _advance(self, state: State, text: str, output: Output, *, is_last: bool) -> Finish | None:
         """Take decoded text in, settle what can be settled and report tokens."""
         state.held += text
         state.length += len(text)
@@ -301,34 +128,34 @@ class TextOutputSession:
         state.is_ended = True
         return Finish(FinishReason.STOP_STRING, match.stop)
 
-    def _settle(self, state: _State, output: _Output, is_last: bool) -> StopMatch | None:
-        if state.phase is _Phase.START:
+    def _settle(self, state: State, output: Output, is_last: bool) -> StopMatch | None:
+        if state.phase is Phase.START:
             self._settle_start(state, is_last)
-        if state.phase is _Phase.THOUGHT_LEAD:
+        if state.phase is Phase.THOUGHT_LEAD:
             state.drop(len(state.held) - len(state.held.lstrip("\n")))
             if state.held:
-                state.phase = _Phase.THOUGHT
-        if state.phase is _Phase.THOUGHT:
+                state.phase = Phase.THOUGHT
+        if state.phase is Phase.THOUGHT:
             match = self._settle_thought(state, output, is_last)
             if match is not None:
                 return match
-        if state.phase is _Phase.ANSWER_LEAD:
+        if state.phase is Phase.ANSWER_LEAD:
             state.drop(len(state.held) - len(state.held.lstrip()))
             if state.held:
-                state.phase = _Phase.ANSWER
-        if state.phase is _Phase.ANSWER:
+                state.phase = Phase.ANSWER
+        if state.phase is Phase.ANSWER:
             return self._settle_answer(state, output, is_last)
         return None
 
-    def _settle_start(self, state: _State, is_last: bool) -> None:
+    def _settle_start(self, state: State, is_last: bool) -> None:
         if state.held.startswith(THINK_OPEN):
             state.drop(len(THINK_OPEN))
-            state.phase = _Phase.THOUGHT_LEAD
+            state.phase = Phase.THOUGHT_LEAD
         elif is_last or not THINK_OPEN.startswith(state.held):
             opens = self._rules.opens_in_reasoning
-            state.phase = _Phase.THOUGHT_LEAD if opens else _Phase.ANSWER
+            state.phase = Phase.THOUGHT_LEAD if opens else Phase.ANSWER
 
-    def _settle_thought(self, state: _State, output: _Output, is_last: bool) -> StopMatch | None:
+    def _settle_thought(self, state: State, output: Output, is_last: bool) -> StopMatch | None:
         close = state.held.find(THINK_CLOSE, state.num_scanned)
         is_final = is_last or close >= 0
         if close >= 0:
@@ -347,7 +174,7 @@ class TextOutputSession:
         num_shown = len(thought.rstrip())
         output.show(state, num_shown, "reasoning")
         if not is_final and num_shown < stop:
-            state.blank = _Blank(state.blank, state.settled, thought[num_shown:], ())
+            state.blank = Blank(state.blank, state.settled, thought[num_shown:], ())
             state.drop(stop - num_shown)
         if is_final:
             state.blank = None
@@ -355,12 +182,12 @@ class TextOutputSession:
             state.drop(close - num_shown + len(THINK_CLOSE))
             state.thought_end = state.settled
             state.num_scanned, state.node = 0, ROOT
-            state.phase = _Phase.ANSWER_LEAD
+            state.phase = Phase.ANSWER_LEAD
         elif is_last:
             state.drop(len(state.held))
         return None
 
-    def _settle_answer(self, state: _State, output: _Output, is_last: bool) -> StopMatch | None:
+    def _settle_answer(self, state: State, output: Output, is_last: bool) -> StopMatch | None:
         stops, limit = self._rules.stops, len(state.held)
         if stops is None:
             output.show(state, limit, "content")
@@ -372,7 +199,7 @@ class TextOutputSession:
         output.show(state, limit if is_last else limit - stops.depth(state.node), "content")
         return None
 
-    def _scan(self, state: _State, stops: StopMatcher | None, limit: int) -> StopMatch | None:
+    def _scan(self, state: State, stops: StopMatcher | None, limit: int) -> StopMatch | None:
         """Feed held characters up to `limit` to the matcher."""
         start, state.num_scanned = state.num_scanned, limit
         if stops is None:
@@ -382,7 +209,7 @@ class TextOutputSession:
             state.node, match = stops.feed(state.node, state.held, match.end, limit)
         return match
 
-    def _cut(self, state: _State, output: _Output, match: StopMatch, channel: Channel) -> None:
+    def _cut(self, state: State, output: Output, match: StopMatch, channel: Channel) -> None:
         """Show what precedes the match (or ends with it) and drop the rest with its tokens."""
         if self._rules.includes_stop_string:
             stop = match.end
@@ -397,7 +224,7 @@ class TextOutputSession:
         state.undecoded = b""
         state.drop(len(state.held))
 
-    def _report_tokens(self, state: _State, output: _Output) -> None:
+    def _report_tokens(self, state: State, output: Output) -> None:
         """Report the tokens whose text is settled, keep those of blanks, forget the others."""
         settled, done = state.settled, 0
         for token, end, has_text in state.waiting:
@@ -413,15 +240,15 @@ class TextOutputSession:
         if done:
             state.waiting = state.waiting[done:]
 
-    def _channel(self, state: _State) -> Channel:
+    def _channel(self, state: State) -> Channel:
         return "reasoning" if self._is_thinking(state) else "content"
 
-    def _is_thinking(self, state: _State) -> bool:
-        if state.phase is _Phase.START:
+    def _is_thinking(self, state: State) -> bool:
+        if state.phase is Phase.START:
             return self._rules.opens_in_reasoning
-        return state.phase in (_Phase.THOUGHT_LEAD, _Phase.THOUGHT)
+        return state.phase in (Phase.THOUGHT_LEAD, Phase.THOUGHT)
 
-    def _count_reasoning(self, state: _State) -> None:
+    def _count_reasoning(self, state: State) -> None:
         state.reasoning_tokens = state.num_tokens if self._is_thinking(state) else 0
 
 

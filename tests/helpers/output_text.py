@@ -8,7 +8,8 @@ from typing import Any
 
 from ninfer.contract.generation import Channel, Finish, FinishReason, OutputDelta
 from ninfer.contract.sampling import GeneratedToken
-from ninfer.frontend.output_session import SessionRules, TextOutputSession
+from ninfer.frontend.output_session import TextOutputSession
+from ninfer.frontend.output_state import SessionRules
 from ninfer.frontend.stops import StopMatcher
 
 

@@ -15,8 +15,9 @@ more lenient: it takes both, see call_reader.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
+from ninfer.frontend.conversation import TemplateMessage
 from ninfer.frontend.template import ChatTemplate
 
 CALL_OPEN: Final = "<tool_call>"
@@ -65,8 +66,8 @@ def find_call_format(template: ChatTemplate) -> CallFormat:
     Raises ModelFileError when the template exceeds its bounds on a few words.
     """
     function = {"name": _NAME, "arguments": {_KEY: _VALUE}}
-    call: dict[str, Any] = {"type": "function", "function": function}
-    turns = [
+    call = {"type": "function", "function": function}
+    turns: list[TemplateMessage] = [
         {"role": "user", "content": "."},
         {"role": "assistant", "content": "", "tool_calls": [call]},
     ]
