@@ -23,18 +23,19 @@ MAX_TOOLS: Final = 512
 _NAME: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _CHOICES: Final = ("none", "auto", "required", "any")
 _CHOICE_FIELDS: Final = ("tool_choice", "function_call")
-_FREE_FORM: Final[Mapping[str, Any]] = {
+FREE_FORM: Final[Mapping[str, Any]] = {
     "type": "object",
     "properties": {"input": {"type": "string"}},
     "required": ["input"],
 }
+"""Parameters of a custom tool, which is a function with one string for the model."""
 
 
 def parse_tools(fields: Fields) -> tuple[Mapping[str, Any], ...]:
     """OpenAI tool objects for the template. Raises RequestError naming the tool."""
     fields.boolean("parallel_tool_calls")
     tools = [tool for entry in fields.children("tools") if (tool := _tool(entry)) is not None]
-    tools += [_wrap(_function(entry)) for entry in fields.children("functions")]
+    tools += [_function(entry) for entry in fields.children("functions")]
     path = fields.path_of(fields.first_of(("tools", "functions")) or "tools")
     if len(tools) > MAX_TOOLS:
         raise invalid_value(path, f"must have at most {MAX_TOOLS} entries")
@@ -72,38 +73,36 @@ def _tool(entry: Fields) -> Mapping[str, Any] | None:
     if kind == "custom":
         custom = entry.child("custom") or entry
         description = custom.string("description")
-        return _wrap(_described(_name(custom), description, _FREE_FORM))
+        return template_tool(tool_name(custom), description, FREE_FORM)
     if kind not in (None, "function"):
         return None
-    return _wrap(_function(entry.child("function") or entry))
+    return _function(entry.child("function") or entry)
 
 
 def _function(function: Fields) -> Mapping[str, Any]:
     parameters = function.child("parameters")
     function.boolean("strict")
-    return _described(
-        _name(function),
+    return template_tool(
+        tool_name(function),
         function.string("description"),
         parameters.values if parameters is not None else None,
     )
 
 
-def _described(
+def template_tool(
     name: str, description: str | None, parameters: Mapping[str, Any] | None
 ) -> Mapping[str, Any]:
+    """A function as templates are given it."""
     function: dict[str, Any] = {"name": name}
     if description is not None:
         function["description"] = description
     if parameters is not None:
         function["parameters"] = parameters
-    return function
-
-
-def _wrap(function: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _name(function: Fields) -> str:
+def tool_name(function: Fields) -> str:
+    """Raises RequestError when there is none or it is malformed."""
     name = function.string("name")
     if name is None:
         raise missing(function.path_of("name"))
