@@ -56,6 +56,8 @@ def judge_row(record: RequestRecord, output: RowOutput, *, is_sampled: bool) -> 
         return RowVerdict()
     if record.budget.num_tokens == 0:
         return RowVerdict(finish=Finish(record.budget.reason))
+    if output.is_dead_end:
+        return RowVerdict(error=_dead_end(record))
     if output.token is None:
         raise InvariantError(f"no token was produced for request {record.request_id}")
     try:
@@ -87,6 +89,13 @@ def _judge_token(record: RequestRecord, token: GeneratedToken) -> RowVerdict:
     if preview.accepted != 1 or (is_last and preview.finish is None):
         raise _broken_contract(record)
     return RowVerdict(preview=preview, token_ids=(token.token_id,))
+
+
+def _dead_end(record: RequestRecord) -> NInferError:
+    mask = record.request.mask
+    if mask is None:
+        return InvariantError(f"no token may come next in {record.request_id}")
+    return mask.failure()
 
 
 def _broken_contract(record: RequestRecord) -> InvariantError:

@@ -118,6 +118,7 @@ def fill_rows(
         row["is_greedy"], row["num_top"] = params.is_greedy, num_top
         row["top_k"] = params.top_k if 0 < params.top_k < num_valid_ids else 0
         row["position"], row["purpose"] = sample.position, int(sample.purpose)
+        row["has_mask"] = sample.mask is not None
         row["repetition"] = params.repetition_penalty
         row["presence"], row["frequency"] = params.presence_penalty, params.frequency_penalty
         bias_ids, biases = _merged_bias(params.logit_bias)

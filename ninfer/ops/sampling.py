@@ -1,13 +1,14 @@
 """sampling: choose one token from the logits of one row, with log probabilities on request.
 
-In this order: logprobs of the raw logits; logit_bias; suppressed ids to -inf; repetition penalty
-(prompt and generated: x / r if x > 0 else x r); presence and frequency penalties (generated:
-x - presence - frequency * count); then greedy: the largest, lowest id on ties. Otherwise, sorted by
-(logit descending, id ascending): top_k; weights w = exp((x - max) / T); keep w >= min_p; keep the
-shortest prefix whose mass reaches top_p of the mass before the min_p cut, at least one token; draw
-argmax of log w + G, where G = -log(-log(u)) and u = philox uniform of (seed, position, token id).
+In this order: logprobs of the raw logits; logit_bias; suppressed ids, and those that a mask does
+not allow, to -inf; repetition penalty (prompt and generated: x / r if x > 0 else x r); presence and
+frequency penalties (generated: x - presence - frequency * count); then greedy: the largest, lowest
+id on ties. Otherwise, sorted by (logit descending, id ascending): top_k; weights
+w = exp((x - max) / T); keep w >= min_p; keep the shortest prefix whose mass reaches top_p of the
+mass before the min_p cut, at least one token; draw argmax of log w + G, where G = -log(-log(u)) and
+u = philox uniform of (seed, position, token id).
 
-Shapes     logits [V]
+Shapes     logits [V]; mask [ceil(V / 32)] uint32, bit id & 31 of word id >> 5 allows id
 Dtypes     adjusted in the dtype of the logits; weights, masses and noise in float64
 Units      temperature divides logits; log probabilities are natural
 Effects    none; a pure function of its arguments, so batch mates and order do not matter
@@ -37,13 +38,15 @@ _FIRST_PREFIX: Final = 512
 TokenIds = NDArray[np.int64]
 
 
-def reference(logits: FloatArray, row: SampleRow) -> GeneratedToken | None:
+def reference(
+    logits: FloatArray, row: SampleRow, mask: NDArray[np.uint32] | None = None
+) -> GeneratedToken | None:
     """The row's token, or None when logits are not finite or nothing may be drawn."""
     require_rank(_OP, "logits", logits, 1)
     require_same_dtype(_OP, logits)
     if not np.isfinite(logits).all():
         return None
-    scores = _adjusted(logits, row)
+    scores = _adjusted(logits, row, mask)
     best = int(scores.argmax())
     if scores[best] == -np.inf:
         return None
@@ -64,10 +67,20 @@ def logprobs(logits: FloatArray, token_id: int, num_top: int) -> TokenLogprobs:
     return TokenLogprobs(float(values[token_id]), top)
 
 
-def _adjusted(logits: FloatArray, row: SampleRow) -> FloatArray:
-    """Bias, suppression and penalties; the logits themselves when there are none."""
+def filled_mask(row: SampleRow, vocab_size: int) -> NDArray[np.uint32] | None:
+    """The packed bits of the row's mask, None for a row that may draw any token."""
+    if row.mask is None:
+        return None
+    words: NDArray[np.uint32] = np.zeros(-(-vocab_size // 32), np.uint32)
+    row.mask.fill(words)
+    return words
+
+
+def _adjusted(logits: FloatArray, row: SampleRow, mask: NDArray[np.uint32] | None) -> FloatArray:
+    """Bias, suppression, the mask and penalties; the logits themselves when there are none."""
     params = row.params
-    if not (params.logit_bias or row.suppressed_ids or params.counts_tokens):
+    is_changed = params.logit_bias or row.suppressed_ids or params.counts_tokens
+    if not is_changed and mask is None:
         return logits
     scores = logits.copy()
     if params.logit_bias:
@@ -75,6 +88,8 @@ def _adjusted(logits: FloatArray, row: SampleRow) -> FloatArray:
         np.add.at(scores, ids, np.array([bias for _, bias in params.logit_bias], scores.dtype))
     if row.suppressed_ids:
         scores[_checked(row.suppressed_ids, logits.size)] = -np.inf
+    if mask is not None:
+        scores[~_allowed(mask, logits.size)] = -np.inf
     if params.repetition_penalty != 1.0:
         ids = _checked(np.union1d(row.prompt_ids, row.generated_ids), logits.size)
         seen, penalty = scores[ids], params.repetition_penalty
@@ -84,6 +99,14 @@ def _adjusted(logits: FloatArray, row: SampleRow) -> FloatArray:
         counts = row.generated_counts.astype(scores.dtype)
         scores[ids] -= params.presence_penalty + params.frequency_penalty * counts
     return scores
+
+
+def _allowed(mask: NDArray[np.uint32], vocab_size: int) -> NDArray[np.bool_]:
+    num_words = -(-vocab_size // 32)
+    if mask.shape != (num_words,) or mask.dtype != np.uint32:
+        fail(_OP, f"a mask {mask.dtype} {mask.shape}, not {num_words} words")
+    bits = np.unpackbits(mask.astype("<u4").view(np.uint8), bitorder="little")
+    return bits[:vocab_size].astype(np.bool_)
 
 
 def _checked(token_ids: Any, vocab_size: int) -> TokenIds:
