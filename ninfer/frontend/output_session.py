@@ -77,6 +77,15 @@ class TextOutputSession:
             raise InvariantError("the output preview was not made from the present state")
         self._state = state
 
+    @property
+    def is_thinking(self) -> bool:
+        """Whether what comes next belongs to a thought."""
+        return self._is_thinking(self._state)
+
+    def thinks_after(self, preview: OutputPreview) -> bool:
+        """`is_thinking` once a preview made from the present state is committed."""
+        return self._is_thinking(preview.state)
+
     def flush(self) -> tuple[OutputDelta, ...]:
         """End here: text held back so far. Nothing the second time or after a finish."""
         if self._state.is_ended:
