@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from ninfer.gateway.recent_errors import RecentErrors
 
 
 @dataclass(slots=True)
@@ -12,9 +14,11 @@ class GatewayCounters:
     exchanges_active     requests being answered right now
     aborts               connections that went away before their answer was complete
     surrogates_replaced  lone surrogates of request texts that became U+FFFD
+    errors               what requests were answered with
     """
 
     exchanges_active: int = 0
     exchanges_total: int = 0
     aborts: int = 0
     surrogates_replaced: int = 0
+    errors: RecentErrors = field(default_factory=RecentErrors)

@@ -1,0 +1,1 @@
+"""The page at `/`: its files, and the figures its status view shows."""

@@ -1,0 +1,157 @@
+// The status view: figures of one answer of the feed, and rates between answers.
+
+import { byId, make, setText } from "./dom.js";
+import { bytes, count, percent, rate } from "./figures.js";
+import { sparkline } from "./sparkline.js";
+
+const STATES = {
+  ok: "Ready", loading: "Loading the model", draining: "Shutting down", unavailable: "The engine has stopped",
+};
+const METERS = [
+  ["lanes", "Lanes", "requests that run"],
+  ["queue", "Queue", "requests that wait"],
+  ["pages", "KV pages", "in use, the cache's too"],
+];
+
+export class StatusView {
+  constructor(root, keys) {
+    this.keys = keys;
+    this.isVisible = false;
+    this.state = make("p", { id: "status-state" });
+    this.meters = Object.fromEntries(METERS.map(([name, title, help]) => [name, meter(name, title, help)]));
+    this.chart = sparkline();
+    this.generated = figure("generated", "Generated", this.chart.element);
+    this.read = figure("read", "Read");
+    this.reused = figure("reused", "Prompt tokens from the cache");
+    this.tiers = table("tiers", "Context cache", ["Tier", "Checkpoints", "Tokens", "Bytes", "Hits"]);
+    this.misses = make("p", { class: "help", id: "misses" });
+    this.errors = table("errors", "Last errors", ["Time", "Path", "Code", "Field", "Request"]);
+    root.append(this.state,
+      make("div", { class: "cards" },
+        ...Object.values(this.meters).map((item) => item.element),
+        this.generated.element, this.read.element, this.reused.element),
+      this.tiers.element, this.misses, this.errors.element);
+  }
+
+  setVisible(isVisible) {
+    this.isVisible = isVisible;
+  }
+
+  show({ status, error, rates }) {
+    if (error?.status === 401 && this.isVisible && !this.wasAsked) {
+      this.wasAsked = true;
+      void this.keys.ask(error.message);
+    }
+    setText(this.state, stateText(status, error));
+    byId("status-root").classList.toggle("stale", error !== null);
+    if (status === null || error !== null) {
+      return;
+    }
+    this.wasAsked = false;
+    this.#showEngine(status.engine);
+    this.#showRates(rates);
+    this.#showCache(status.cache, status.engine);
+    this.#showErrors(status.errors);
+  }
+
+  #showEngine(engine) {
+    const { lanes, queue, pages } = this.meters;
+    lanes.set(engine?.running, engine?.max_concurrency);
+    queue.set(engine?.waiting, engine?.max_pending);
+    pages.set(engine?.pages_used, engine?.pages_total);
+  }
+
+  #showRates(rates) {
+    const last = rates.at(-1);
+    this.generated.set(last ? rate(last.generated) : "–");
+    this.read.set(last ? rate(last.read) : "–");
+    this.chart.show(rates.map((sample) => sample.generated));
+  }
+
+  #showCache(cache, engine) {
+    this.tiers.element.hidden = cache === null;
+    this.misses.hidden = cache === null;
+    if (cache === null) {
+      this.reused.set("–");
+      return;
+    }
+    const reused = cache.cached_tokens_total;
+    this.reused.set(percent(reused, reused + engine.prompt_tokens_total), `${count(reused)} tokens`);
+    this.tiers.set(Object.entries(cache.tiers).map(([name, tier]) =>
+      [name, count(tier.checkpoints), count(tier.tokens), bytes(tier.bytes), count(tier.hits)]));
+    const misses = Object.entries(cache.misses).filter(([, number]) => number > 0);
+    const text = misses.map(([reason, number]) => `${reason.replaceAll("_", " ")} ${count(number)}`).join(", ");
+    setText(this.misses, `Not all reused: ${text || "never"}`);
+  }
+
+  #showErrors({ total, last }) {
+    this.errors.setCaption(`Last errors (${count(total)} since the start)`);
+    this.errors.set(last.map((error) => [
+      new Date(error.time).toLocaleTimeString(), error.path, error.code, error.param ?? "", error.request_id,
+    ]));
+  }
+}
+
+function stateText(status, error) {
+  if (error !== null) {
+    return error.status === 401 ? "The status needs an API key." : error.message;
+  }
+  const state = STATES[status.status] ?? status.status;
+  const why = status.engine?.error ? `: ${status.engine.error}` : "";
+  return `${state}${why}. ${status.model.id}, context ${count(status.model.max_context)} tokens, `
+    + `NInfer ${status.version}.`;
+}
+
+function meter(name, title, help) {
+  const value = make("p", { class: "value" }, "–");
+  const fill = make("div", { class: "fill" });
+  const bar = make("div", { class: "meter", role: "meter", "aria-label": title, "aria-valuemin": "0" }, fill);
+  const element = make("section", { class: "card", id: `card-${name}` },
+    make("h2", {}, title), value, bar, make("p", { class: "help" }, help));
+  return {
+    element,
+    set(used, total) {
+      const isKnown = used !== undefined && total !== undefined;
+      setText(value, isKnown ? `${count(used)} of ${count(total)}` : "–");
+      bar.setAttribute("aria-valuemax", String(total ?? 0));
+      bar.setAttribute("aria-valuenow", String(used ?? 0));
+      fill.style.width = isKnown && total > 0 ? `${Math.min(100, (100 * used) / total)}%` : "0";
+    },
+  };
+}
+
+function figure(name, title, ...more) {
+  const value = make("p", { class: "value" }, "–");
+  const note = make("p", { class: "help" });
+  const element = make("section", { class: "card", id: `card-${name}` }, make("h2", {}, title), value, ...more, note);
+  return {
+    element,
+    set(text, help = "") {
+      setText(value, text);
+      setText(note, help);
+    },
+  };
+}
+
+function table(name, title, heads) {
+  const caption = make("caption", {}, title);
+  const body = make("tbody");
+  const element = make("div", { class: "table", tabindex: "0", role: "region", "aria-label": title, id: `table-${name}` },
+    make("table", {}, caption,
+      make("thead", {}, make("tr", {}, ...heads.map((head) => make("th", { scope: "col" }, head)))),
+      body));
+  let shown = "";
+  return {
+    element,
+    setCaption(text) {
+      setText(caption, text);
+    },
+    set(rows) {
+      const key = JSON.stringify(rows);
+      if (key !== shown) {
+        shown = key;
+        body.replaceChildren(...rows.map((row) => make("tr", {}, ...row.map((cell) => make("td", {}, cell)))));
+      }
+    },
+  };
+}
