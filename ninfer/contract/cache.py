@@ -53,6 +53,8 @@ class MissReason(Enum):
     """The session's last tokens differ from this prompt inside an earlier answer."""
     HISTORY_EDITED = "history_edited"
     """They differ elsewhere."""
+    PROMPT_LOGPROBS = "prompt_logprobs"
+    """The log probabilities of these tokens were asked for, so they were computed again."""
     NOT_RESTORED = "not_restored"
     """A lower tier had it, but there was no room or its bytes were damaged."""
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from ninfer.contract.cache import CacheRequest
 from ninfer.contract.generation import GenerationRequest
 from ninfer.contract.prompt import PreparedPrompt
+from ninfer.contract.sampling import PromptScoring
 
 Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -132,6 +133,8 @@ class GenerationParams:
     tools               None: no tools, markup of calls is text
     constraint          None: any text
     thinking_budget     most tokens of thought, None for the option's default or no limit
+    scoring             log probabilities of the prompt's tokens
+    reports_stop_token  the token that ends the output is reported too, without a text
     """
 
     temperature: float | None = None
@@ -158,6 +161,8 @@ class GenerationParams:
     tools: ToolRules | None = None
     constraint: Constraint | None = None
     thinking_budget: int | None = None
+    scoring: PromptScoring | None = None
+    reports_stop_token: bool = False
 
 
 class Frontend(Protocol):

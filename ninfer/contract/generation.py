@@ -6,7 +6,7 @@ RequestHandle yields: Admitted, Progress*, then exactly one of Finished | Failed
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import TracebackType
@@ -14,8 +14,14 @@ from typing import Any, Literal, Protocol, Self, TypeAlias
 
 from ninfer.contract.cache import CacheRequest, CacheUse
 from ninfer.contract.errors import NInferError
+from ninfer.contract.masks import TokenMask
 from ninfer.contract.prompt import PreparedPrompt
-from ninfer.contract.sampling import GeneratedToken, SamplingParams
+from ninfer.contract.sampling import (
+    GeneratedToken,
+    PromptScores,
+    PromptScoring,
+    SamplingParams,
+)
 
 Channel: TypeAlias = Literal["reasoning", "content", "call"]
 
@@ -123,6 +129,9 @@ class GenerationRequest:
     deadline_s    absolute time of the Engine's clock, or None
     queue_timeout_s  longest wait for admission, or None for the Engine's default
     cache         what the request asks of the context cache
+    scoring       log probabilities of the prompt's tokens are asked for
+    mask          which tokens may come, None for all; kept up by the session's commits
+    prepare       to be awaited once before `submit`, or None; raises RequestError
     """
 
     request_id: str
@@ -135,6 +144,9 @@ class GenerationRequest:
     deadline_s: float | None = None
     queue_timeout_s: float | None = None
     cache: CacheRequest = field(default_factory=CacheRequest)
+    scoring: PromptScoring | None = None
+    mask: TokenMask | None = None
+    prepare: Callable[[], Awaitable[None]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +185,14 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Committed output of one unit. `usage` counts up to and including it."""
+    """Committed output of one unit. `usage` counts up to and including it.
+
+    prompt_scores   of the prompt, in order and each token once; all come before the first output
+    """
 
     deltas: tuple[OutputDelta, ...]
     usage: Usage
+    prompt_scores: tuple[PromptScores, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,9 @@ from typing import Protocol
 
 from ninfer.contract.arrays import Float32Array
 from ninfer.contract.cache import CheckpointId
+from ninfer.contract.masks import TokenMask
 from ninfer.contract.prompt import PreparedPrompt
-from ninfer.contract.sampling import SamplingParams
+from ninfer.contract.sampling import PromptScoring, SamplingParams
 from ninfer.contract.units import Capacity, RowOutput
 
 
@@ -30,6 +31,8 @@ class SequenceSpec:
     sampling: SamplingParams
     min_tokens: int = 0
     suppressed_ids: tuple[int, ...] = ()
+    scoring: PromptScoring | None = None
+    mask: TokenMask | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +192,9 @@ class Program(Protocol):
         """
 
     def launch_prefill(self, handle: SequenceHandle, num_tokens: int) -> PendingBatch:
-        """Start the next `num_tokens` prompt inputs; the last prompt input also samples."""
+        """Start the next `num_tokens` prompt inputs; the last prompt input also samples. With
+        `SequenceSpec.scoring` the output has the scores of the asked tokens behind the inputs,
+        those of a prompt that is fed again included, unless tokens were accepted."""
 
     def launch_decode(
         self, handles: Sequence[SequenceHandle], *, goes_on: bool = False

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from ninfer.contract.arrays import Float64Array, IntArray
+
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy."""
 MIN_TEMPERATURE = 0.01
@@ -72,3 +74,40 @@ class GeneratedToken:
 
     token_id: int
     logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScoring:
+    """Log probabilities of a prompt's own tokens are asked for.
+
+    first     index of the first token to be scored, at least 1: nothing predicts token 0
+    num_top   how many of the best tokens in its place each is reported with
+    """
+
+    first: int
+    num_top: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptScores:
+    """Log probabilities of the prompt tokens [first, first + n), as in TokenLogprobs.
+
+    logprobs       [n] of the tokens themselves
+    top_ids, top_logprobs   [n, k] of the best in their place, best first, ties to the lower id
+    """
+
+    first: int
+    logprobs: Float64Array
+    top_ids: IntArray
+    top_logprobs: Float64Array
+
+    @property
+    def stop(self) -> int:
+        return self.first + int(self.logprobs.shape[0])
+
+    def since(self, first: int) -> PromptScores:
+        """Those of the tokens from `first` on."""
+        cut = min(max(0, first - self.first), self.logprobs.shape[0])
+        return PromptScores(
+            self.first + cut, self.logprobs[cut:], self.top_ids[cut:], self.top_logprobs[cut:]
+        )

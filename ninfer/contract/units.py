@@ -12,7 +12,13 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from ninfer.contract.arrays import ByteArray, Float32Array, IntArray
-from ninfer.contract.sampling import DrawPurpose, GeneratedToken, SamplingParams
+from ninfer.contract.masks import TokenMask
+from ninfer.contract.sampling import (
+    DrawPurpose,
+    GeneratedToken,
+    PromptScores,
+    SamplingParams,
+)
 
 PAGE_TOKENS: Final = 64
 """Tokens a KV page holds."""
@@ -28,6 +34,7 @@ class SampleRow:
     generated_ids, generated_counts   [m] int32 distinct generated tokens and how often, ascending
     prompt_ids         [p] int32 distinct prompt tokens, ascending (for the repetition penalty)
     suppressed_ids     tokens that may not be drawn at this position
+    mask               which tokens may be drawn at this position, None for all
     The arrays are empty when `params.counts_tokens` is false.
     """
 
@@ -38,6 +45,21 @@ class SampleRow:
     prompt_ids: IntArray
     suppressed_ids: tuple[int, ...] = ()
     purpose: DrawPurpose = DrawPurpose.TARGET
+    mask: TokenMask | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoreRow:
+    """Which inputs of a prompt unit are to say how likely the token behind them was.
+
+    first     the first of these inputs, counted from the unit's start
+    targets   [n] int32, n >= 1: the tokens behind inputs [first, first + n)
+    num_top   how many of the best tokens each score lists
+    """
+
+    first: int
+    targets: IntArray
+    num_top: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,6 +73,7 @@ class UnitRow:
     write_slot   StateImage after the inputs; differs from read_slot
                  (models without GDN layers have no StateImages: both are ROOT_SLOT)
     sample       how to choose the token after the last input, or None: no logits are needed
+    score        which inputs are scored, of a prefill unit; None: none of them
     copies       (source, target) pages copied whole before anything is read: a shared partial page
     residence    (lane, generation) of the sequence: a step started ahead serves no other
     """
@@ -62,16 +85,21 @@ class UnitRow:
     write_slot: int
     positions: IntArray | None = None
     sample: SampleRow | None = None
+    score: ScoreRow | None = None
     copies: tuple[tuple[int, int], ...] = ()
     residence: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class RowOutput:
-    """What one row produced. `token` is None when none was asked for or logits were not finite."""
+    """What one row produced. `token` and `scores` are None when none were asked for or logits were
+    not finite; `scores` counts the tokens of the sequence. `is_dead_end`: there is no token because
+    none may be drawn."""
 
     token: GeneratedToken | None
     is_finite: bool = True
+    scores: PromptScores | None = None
+    is_dead_end: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +163,10 @@ class Executor(Protocol):
     @property
     def name(self) -> str:
         """`cpu` or `cuda`."""
+
+    @property
+    def device_name(self) -> str:
+        """What it runs on, for people."""
 
     async def prefill(self, row: UnitRow) -> RowOutput:
         """Run one sequence's next inputs (T >= 1). Raises DeviceError."""

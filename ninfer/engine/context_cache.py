@@ -40,7 +40,7 @@ from ninfer.engine.context.notes import read_note
 from ninfer.engine.context.records import Entry, PageNode, Session
 from ninfer.engine.context.sessions import Known
 from ninfer.engine.context.sources import Candidate, candidates, cheapest
-from ninfer.engine.context.ticket import Ticket, answer_start_of, places_of
+from ninfer.engine.context.ticket import Ticket, answer_start_of, most_reusable, places_of
 from ninfer.engine.context_metrics import ContextHoldings, ContextMetrics
 from ninfer.engine.context_protocol import SourceChoice, TransferPlan
 
@@ -85,6 +85,7 @@ class ContextCache:
             key=request.cache.session_key,
             places=places,
             stable=max(stable, default=0),
+            most=most_reusable(request),
             answer_start=answer_start_of(request.prompt),
         )
 
@@ -292,7 +293,7 @@ class ContextCache:
                 self._catalogue,
                 path,
                 known.identity,
-                known.limit,
+                known.most,
                 has_states=self._memory.has_states,
             )
             known.found = revision, path, found
@@ -344,7 +345,8 @@ class ContextCache:
             granule=1 if self._memory.has_states else PAGE_TOKENS,
             closest=None if closest is None else _facts_of(closest),
             has_unrestored=max(known.lost, deepest) > num_used,
-            has_evicted=self._keeper.evicted.has_between(known.identity, num_used, known.limit),
+            has_evicted=self._keeper.evicted.has_between(known.identity, num_used, known.most),
+            most=known.most if known.most < known.limit else None,
         )
         return CacheUse(
             num_tokens=num_used,

@@ -24,6 +24,7 @@ from ninfer.contract.generation import (
     Progress,
     Usage,
 )
+from ninfer.contract.sampling import PromptScores
 
 
 class EventStream:
@@ -32,6 +33,7 @@ class EventStream:
     def __init__(self) -> None:
         self._admitted: Admitted | None = None
         self._deltas: list[OutputDelta] = []
+        self._scores: list[PromptScores] = []
         self._usage: Usage | None = None
         self._terminal: Finished | Failed | None = None
         self._has_ended = False
@@ -50,6 +52,7 @@ class EventStream:
                 self._admitted = event
             case Progress():
                 self._deltas.extend(event.deltas)
+                self._scores.extend(event.prompt_scores)
                 self._usage = event.usage
             case Finished() | Failed():
                 self._terminal = event
@@ -71,6 +74,7 @@ class EventStream:
         self._usage = None
         self._terminal = None
         self._deltas.clear()
+        self._scores.clear()
         self._wake.set()
 
     def _take(self) -> Event | None:
@@ -78,8 +82,8 @@ class EventStream:
             admitted, self._admitted = self._admitted, None
             return admitted
         if self._usage is not None:
-            progress = Progress(merge_deltas(self._deltas), self._usage)
-            self._deltas, self._usage = [], None
+            progress = Progress(merge_deltas(self._deltas), self._usage, tuple(self._scores))
+            self._deltas, self._scores, self._usage = [], [], None
             return progress
         terminal, self._terminal = self._terminal, None
         return terminal

@@ -74,6 +74,14 @@ def _check_values(request: GenerationRequest, vocab_size: int) -> None:
             f"top_logprobs is {top_logprobs}, 0 to {vocab_size}",
             "top_logprobs",
         )
+    scoring = request.scoring
+    if scoring is not None and not (scoring.first >= 1 and 0 <= scoring.num_top <= vocab_size):
+        raise RequestError(
+            "invalid_value",
+            f"scores of {scoring.num_top} tokens from {scoring.first} on, at least 1 and at most"
+            f" {vocab_size} tokens",
+            "scoring",
+        )
     biased_ids = [token_id for token_id, _ in request.sampling.logit_bias]
     for param, token_ids in (
         ("logit_bias", biased_ids),

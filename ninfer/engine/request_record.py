@@ -78,6 +78,7 @@ class RequestRecord:
     accepted           committed output tokens, in order
     reasoning_tokens   how many of these are reasoning, as the session counts
     num_prefilled      prompt tokens that were ever committed or taken from the cache
+    num_scored         prompt tokens whose scores need not be told any more
     old_frontier       where the last pause was; what lies before it is no news
     captures           frontiers at which the context cache wants to be told
     cache_use          what the first start got from the context cache
@@ -100,6 +101,7 @@ class RequestRecord:
     accepted: list[int] = field(default_factory=list, init=False)
     reasoning_tokens: int = field(default=0, init=False)
     num_prefilled: int = field(default=0, init=False)
+    num_scored: int = field(default=0, init=False)
     old_frontier: int = field(default=0, init=False)
     captures: frozenset[int] = field(default=frozenset(), init=False)
     cache_use: CacheUse | None = field(default=None, init=False)

@@ -197,6 +197,8 @@ def _spec_of(record: RequestRecord) -> SequenceSpec:
         sampling=request.sampling,
         min_tokens=request.min_tokens,
         suppressed_ids=request.suppressed_ids,
+        scoring=request.scoring,
+        mask=request.mask,
     )
 
 

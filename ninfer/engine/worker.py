@@ -23,7 +23,7 @@ from typing import Final
 from ninfer.contract.errors import InvariantError, NInferError, Unavailable
 from ninfer.contract.generation import Admitted, OutputPreview, OutputSession, Progress
 from ninfer.contract.program import Program, UnitKind
-from ninfer.contract.sampling import GeneratedToken
+from ninfer.contract.sampling import GeneratedToken, PromptScores
 from ninfer.engine.admission import Admission
 from ninfer.engine.background import Background
 from ninfer.engine.context_protocol import ContextPolicy
@@ -249,7 +249,9 @@ class Worker:
             self._note_prefilled(unit, now)
         else:
             self._note_decoded(unit)
-        for record, verdict in zip(unit.records, verdicts, strict=True):
+        for record, output, verdict in zip(unit.records, outputs, verdicts, strict=True):
+            if output.scores is not None:
+                self._show_scores(record, output.scores)
             self._account(record, verdict, now)
 
     def _note_prefilled(self, unit: LaunchedUnit, now: float) -> None:
@@ -330,6 +332,13 @@ class Worker:
     def _show(self, record: RequestRecord, preview: OutputPreview) -> None:
         if preview.deltas:
             self._outbox.add(record, Progress(preview.deltas, record.usage()))
+
+    def _show_scores(self, record: RequestRecord, scores: PromptScores) -> None:
+        """Those that were told before a pause come again."""
+        news = scores.since(record.num_scored)
+        if news.logprobs.size:
+            record.num_scored = news.stop
+            self._outbox.add(record, Progress((), record.usage(), (news,)))
 
     def _note_progress(self, record: RequestRecord) -> None:
         """A unit of a row that goes on is committed."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from ninfer.contract.arrays import IntArray
 from ninfer.contract.program import SequenceHandle, SequenceSpec
-from ninfer.contract.units import ROOT_SLOT, SampleRow, UnitRow
+from ninfer.contract.units import ROOT_SLOT, SampleRow, ScoreRow, UnitRow
 from ninfer.program.token_counts import TokenCounts
 
 
@@ -113,7 +113,8 @@ class SequenceRecord:
         positions = None if prompt.positions is None else prompt.positions[:, start:stop]
         is_drawn = samples and stop == self.num_prompt and not self.accepted
         sample = self._sample_row(stop) if is_drawn else None
-        return self._unit_row(prompt.token_ids[start:stop], num_pages, positions, sample)
+        score = self._score_row(start, stop)
+        return self._unit_row(prompt.token_ids[start:stop], num_pages, positions, sample, score)
 
     def decode_row(self, num_pages: int) -> UnitRow:
         """The accepted token that belongs to the frontier; only the newest one draws another."""
@@ -133,6 +134,7 @@ class SequenceRecord:
         num_pages: int,
         positions: IntArray | None,
         sample: SampleRow | None,
+        score: ScoreRow | None = None,
     ) -> UnitRow:
         if self._mapped.size != num_pages:
             # A view: units share what they see of it, and reserved entries never change under one.
@@ -146,12 +148,24 @@ class SequenceRecord:
             write_slot=ROOT_SLOT if self.provisional_slot is None else self.provisional_slot,
             positions=positions,
             sample=sample,
+            score=score,
             copies=self.copies,
             residence=self._residence,
         )
 
+    def _score_row(self, start: int, stop: int) -> ScoreRow | None:
+        """Of the prompt inputs [start, stop): the asked tokens behind them."""
+        scoring, token_ids = self.spec.scoring, self.spec.prompt.token_ids
+        if scoring is None or self.accepted:
+            return None
+        first, last = max(scoring.first, start + 1), min(stop + 1, self.num_prompt)
+        if first >= last:
+            return None
+        return ScoreRow(first - start - 1, token_ids[first:last], scoring.num_top)
+
     def _sample_row(self, position: int) -> SampleRow:
         is_suppressed = len(self.accepted) < self.spec.min_tokens
+        mask = self.spec.mask
         return SampleRow(
             params=self.spec.sampling,
             position=position,
@@ -159,4 +173,5 @@ class SequenceRecord:
             generated_counts=self._counts.counts,
             prompt_ids=self._prompt_ids,
             suppressed_ids=self.spec.suppressed_ids if is_suppressed else (),
+            mask=mask if mask is not None and mask.is_active else None,
         )

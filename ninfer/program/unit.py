@@ -32,11 +32,25 @@ def check_outputs(rows: Sequence[UnitRow], outputs: tuple[RowOutput, ...], vocab
     if len(outputs) != len(rows):
         raise InvariantError(f"the executor answered {len(outputs)} of {len(rows)} rows")
     for row, output in zip(rows, outputs, strict=True):
-        is_expected = row.sample is not None and output.is_finite
+        is_expected = row.sample is not None and output.is_finite and not output.is_dead_end
         if (output.token is not None) != is_expected:
             raise InvariantError("the executor answered a row with more or less than asked")
+        if not _has_asked_scores(row, output):
+            raise InvariantError("the executor scored more or less than asked")
         if output.token is not None and not 0 <= output.token.token_id < vocab_size:
             raise InvariantError(f"the executor chose token {output.token.token_id}")
+
+
+def _has_asked_scores(row: UnitRow, output: RowOutput) -> bool:
+    if row.score is None or not output.is_finite:
+        return output.scores is None
+    first = row.start + row.score.first + 1
+    scores = output.scores
+    return (
+        scores is not None
+        and scores.first == first
+        and scores.stop == first + row.score.targets.shape[0]
+    )
 
 
 def check_accepted(outputs: tuple[RowOutput, ...], accepted: Sequence[int]) -> None:

@@ -23,7 +23,7 @@ from ninfer.contract.generation import (
 )
 from ninfer.contract.program import Program
 from ninfer.contract.prompt import PreparedPrompt
-from ninfer.contract.sampling import SamplingParams
+from ninfer.contract.sampling import PromptScoring, SamplingParams
 from ninfer.contract.units import Capacity
 from ninfer.engine.context_protocol import ContextPolicy
 from ninfer.engine.core import Engine
@@ -194,6 +194,7 @@ class EngineRig:
         sampling: SamplingParams | None = None,
         deadline_s: float | None = None,
         queue_timeout_s: float | None = None,
+        scoring: PromptScoring | None = None,
     ) -> GenerationRequest:
         """A request with a prompt of its own, unless `prompt` is given."""
         self._num_requests += 1
@@ -206,6 +207,7 @@ class EngineRig:
             deadline_s=deadline_s,
             queue_timeout_s=queue_timeout_s,
             cache=cache or CacheRequest(),
+            scoring=scoring,
         )
 
     def is_clean(self) -> bool:

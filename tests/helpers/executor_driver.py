@@ -10,7 +10,7 @@ import numpy as np
 
 from ninfer.contract.arrays import Float32Array, IntArray
 from ninfer.contract.model import ModelSource
-from ninfer.contract.sampling import GeneratedToken, SamplingParams
+from ninfer.contract.sampling import GeneratedToken, PromptScores, SamplingParams
 from ninfer.contract.units import (
     PAGE_TOKENS,
     ROOT_SLOT,
@@ -18,8 +18,10 @@ from ninfer.contract.units import (
     Executor,
     RowOutput,
     SampleRow,
+    ScoreRow,
     UnitRow,
 )
+from ninfer.ops import prompt_logprobs
 from ninfer.program.executors.cpu import CpuExecutor
 
 GREEDY = SamplingParams()
@@ -148,6 +150,32 @@ async def prefill(
         output = await executor.prefill(target.row(part, samples=done == len(prompt)))
         target.advance(part)
     return output
+
+
+async def prefill_scored(
+    executor: Executor,
+    target: DrivenSequence,
+    prompt: Sequence[int],
+    chunks: Sequence[int],
+    *,
+    first: int = 1,
+    num_top: int = 0,
+) -> tuple[PromptScores, RowOutput]:
+    """As `prefill`; also the scores of the prompt's tokens from `first` on."""
+    done, index, parts = 0, 0, list[PromptScores]()
+    output = RowOutput(None)
+    while done < len(prompt):
+        stop = min(done + chunks[min(index, len(chunks) - 1)], len(prompt))
+        row = target.row(prompt[done:stop], samples=stop == len(prompt))
+        begin, end = max(first, done + 1), min(stop + 1, len(prompt))
+        if begin < end:
+            targets = np.array(prompt[begin:end], np.int32)
+            row = dataclasses.replace(row, score=ScoreRow(begin - done - 1, targets, num_top))
+        output = await executor.prefill(row)
+        parts += [] if output.scores is None else [output.scores]
+        target.advance(prompt[done:stop])
+        done, index = stop, index + 1
+    return prompt_logprobs.joined(parts), output
 
 
 async def score(

@@ -33,7 +33,12 @@ from numpy.typing import NDArray
 from ninfer.contract.arrays import ByteArray, Float32Array, IntArray
 from ninfer.contract.errors import DeviceError, OpContractError
 from ninfer.contract.prompt import PreparedPrompt
-from ninfer.contract.sampling import GeneratedToken, SamplingParams, TokenLogprobs
+from ninfer.contract.sampling import (
+    GeneratedToken,
+    PromptScores,
+    SamplingParams,
+    TokenLogprobs,
+)
 from ninfer.contract.units import (
     PAGE_TOKENS,
     ROOT_SLOT,
@@ -41,8 +46,10 @@ from ninfer.contract.units import (
     Move,
     RowOutput,
     SampleRow,
+    ScoreRow,
     UnitRow,
 )
+from ninfer.ops import prompt_logprobs
 
 STATE_BLOCKS = 3
 PAGE_BYTES = 8 * PAGE_TOKENS
@@ -115,6 +122,10 @@ class FakeExecutor:
     @property
     def name(self) -> str:
         return "cpu"
+
+    @property
+    def device_name(self) -> str:
+        return "none"
 
     async def prefill(self, row: UnitRow) -> RowOutput:
         with self._call("prefill", (row,)) as fault:
@@ -295,13 +306,24 @@ class FakeExecutor:
     def _run_row(self, row: UnitRow) -> RowOutput:
         ordinals = _ordinals_of(row)
         self._write_kv(row, _kv_of(row.token_ids, row.positions, ordinals))
+        scores = None if row.score is None else self._scores(row, row.score)
         state = 0
         if self.has_states:
             state = _plain_state(self._slots[row.read_slot], row.token_ids.tolist(), row.start)
             self._slots[row.write_slot] = state
         if row.sample is None:
-            return RowOutput(None)
-        return RowOutput(_choose(state, _kv_hash(self._read_kv(row)), row.sample, self.vocab_size))
+            return RowOutput(None, scores=scores)
+        token = _choose(state, _kv_hash(self._read_kv(row)), row.sample, self.vocab_size)
+        return RowOutput(token, scores=scores)
+
+    def _scores(self, row: UnitRow, score: ScoreRow) -> PromptScores | None:
+        last = score.first + score.targets.shape[0]
+        return prompt_logprobs.reference(
+            self._row_logits(row)[score.first : last],
+            score.targets,
+            first=row.start + score.first + 1,
+            num_top=score.num_top,
+        )
 
     def _row_logits(self, row: UnitRow) -> Float32Array:
         state, kv, logits = self._slots[row.read_slot], self._read_kv(row), []

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from ninfer.contract.errors import DeviceError, InvariantError
 from ninfer.contract.program import Occupancy, PendingBatch, SequenceHandle, SequenceSpec
-from ninfer.contract.sampling import GeneratedToken, SamplingParams
+from ninfer.contract.sampling import (
+    GeneratedToken,
+    PromptScores,
+    PromptScoring,
+    SamplingParams,
+)
 from ninfer.contract.units import Capacity, RowOutput, UnitRow
+from ninfer.ops import prompt_logprobs
 from ninfer.program.program import ModelProgram
 from tests.helpers import program_driver
 from tests.helpers.fake_executor import FakeExecutor, Fault, expected_logits
@@ -512,6 +519,48 @@ async def test_scores_are_the_logits_of_every_input(program: ModelProgram, chunk
     assert program.reserve_units(handle, 1)
     with pytest.raises(InvariantError, match="no token to decode from"):
         program.launch_decode([handle])
+
+
+@pytest.mark.parametrize("chunk", [1, 64, 100])
+@pytest.mark.parametrize("first", [1, 63, 65, 129])
+async def test_units_of_a_scored_prompt_have_the_scores_behind_their_inputs(
+    program: ModelProgram, chunk: int, first: int
+) -> None:
+    spec = replace(spec_of(130), scoring=PromptScoring(first, 2))
+    handle = program.open_sequence(spec)
+    parts: list[PromptScores] = []
+    while (rest := 130 - program.frontier(handle)) > 0:
+        assert program.reserve_units(handle, min(chunk, rest))
+        batch = program.launch_prefill(handle, min(chunk, rest))
+        await program.complete(batch)
+        assert batch.outputs is not None
+        (output,) = batch.outputs
+        program.commit(batch, [0 if output.token is None else 1])
+        parts += [] if output.scores is None else [output.scores]
+    scores = prompt_logprobs.joined(parts)
+    expected = prompt_logprobs.reference(
+        expected_logits(spec.prompt, VOCAB_SIZE)[first - 1 : -1],
+        spec.prompt.token_ids[first:],
+        first=first,
+        num_top=2,
+    )
+    assert expected is not None
+    assert (scores.first, scores.stop) == (first, 130)
+    np.testing.assert_array_equal(scores.logprobs, expected.logprobs, strict=True)
+    np.testing.assert_array_equal(scores.top_ids, expected.top_ids, strict=True)
+
+
+class ScorelessExecutor(FakeExecutor):
+    async def prefill(self, row: UnitRow) -> RowOutput:
+        return replace(await super().prefill(row), scores=None)
+
+
+async def test_missing_scores_are_an_invariant_error() -> None:
+    program = program_over(ScorelessExecutor(VOCAB_SIZE, CAPACITY))
+    handle = program.open_sequence(replace(spec_of(5), scoring=PromptScoring(1, 0)))
+    assert program.reserve_units(handle, 5)
+    with pytest.raises(InvariantError, match="scored more or less"):
+        await program.complete(program.launch_prefill(handle, 5))
 
 
 async def test_a_failed_or_cancelled_score_commits_nothing(

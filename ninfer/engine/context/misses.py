@@ -34,6 +34,7 @@ class Reuse:
     has_unrestored   a deeper checkpoint is, or was when the request came, in a tier that it could
                      not be brought up from
     has_evicted      a deeper checkpoint was given up
+    most             tokens that the request may reuse, when its scores want the others computed
     """
 
     num_tokens: int
@@ -43,6 +44,7 @@ class Reuse:
     closest: ClosestHistory | None
     has_unrestored: bool = False
     has_evicted: bool = False
+    most: int | None = None
 
 
 def first_difference(reuse: Reuse) -> int | None:
@@ -61,6 +63,8 @@ def miss_reason(reuse: Reuse) -> MissReason | None:
         return None
     if limit < reuse.least:
         return MissReason.TOO_SHORT
+    if reuse.most is not None and reuse.num_used >= reuse.most:
+        return MissReason.PROMPT_LOGPROBS
     if reuse.has_unrestored:
         return MissReason.NOT_RESTORED
     if reuse.has_evicted:

@@ -23,6 +23,7 @@ class Ticket:
     number       order of arrival
     places       where a checkpoint would be of use, by frontier
     stable       tokens of the longest shared beginning
+    most         most tokens it may start from; less than `limit` when the prompt is to be scored
     answer_start where the answer begins, with its opener
     session      from the first start on
     pin          the entry that was chosen and is not bound yet
@@ -41,6 +42,7 @@ class Ticket:
     key: str | None
     places: dict[int, PromptFrontier]
     stable: int
+    most: int
     answer_start: int
     session: Session | None = None
     pin: Entry | None = None
@@ -54,7 +56,7 @@ class Ticket:
 
     @property
     def limit(self) -> int:
-        """Most tokens it can start from: the last one is computed in any case."""
+        """Most tokens anybody with this prompt can start from: the last is computed in any case."""
         return self.identity.num_tokens - 1
 
     @property
@@ -65,7 +67,7 @@ class Ticket:
     def exclude(self, entry: Entry) -> None:
         """It cannot be brought up for this request."""
         self.excluded.add(entry.checkpoint)
-        self.lost = max(self.lost, min(entry.frontier, self.limit))
+        self.lost = max(self.lost, min(entry.frontier, self.most))
 
 
 def places_of(
@@ -85,6 +87,13 @@ def places_of(
     for frontier in anchors[:-MAX_LONG_ANCHORS] if has_states else anchors:
         del places[frontier]
     return places
+
+
+def most_reusable(request: GenerationRequest) -> int:
+    """Most tokens a request can start from: all but the last one, and where scores are asked for,
+    all before the token that predicts the first of them."""
+    most = request.prompt.num_tokens - 1
+    return most if request.scoring is None else min(most, request.scoring.first - 1)
 
 
 def answer_start_of(prompt: PreparedPrompt) -> int:

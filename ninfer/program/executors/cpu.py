@@ -8,8 +8,10 @@ unit writes (of a page that a sequence still fills, only bytes that nobody reads
 from __future__ import annotations
 
 import asyncio
+import platform
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 from typing import Final, TypeVar
 
@@ -20,8 +22,9 @@ from ninfer.contract.arrays import ByteArray, Float32Array, FloatArray
 from ninfer.contract.cache import CHUNK_GRANULE
 from ninfer.contract.errors import DeviceError
 from ninfer.contract.model import ModelConfig
-from ninfer.contract.units import Capacity, Move, RowOutput, SampleRow, UnitRow
-from ninfer.ops import linear, rotary, sampling
+from ninfer.contract.sampling import PromptScores
+from ninfer.contract.units import Capacity, Move, RowOutput, SampleRow, ScoreRow, UnitRow
+from ninfer.ops import linear, prompt_logprobs, rotary, sampling
 from ninfer.program.executors import cpu_memory
 from ninfer.program.executors.cpu_batch import TokenBatch, check_rows, decode_batch, prefill_batch
 from ninfer.program.executors.cpu_memory import CpuMemory
@@ -64,6 +67,10 @@ class CpuExecutor:
     @property
     def name(self) -> str:
         return "cpu"
+
+    @property
+    def device_name(self) -> str:
+        return platform.processor() or platform.machine()
 
     @property
     def memory(self) -> CpuMemory:
@@ -118,12 +125,37 @@ class CpuExecutor:
         return await loop.run_in_executor(thread or self._thread, _guarded, what, work, argument)
 
     def _prefill(self, row: UnitRow) -> RowOutput:
-        hidden = None
+        hidden, done, parts = None, 0, list[PromptScores]()
         for batch in self._passes(row):
             hidden = self._run(batch)
+            if row.score is not None:
+                found = self._scores(batch, hidden, row.score, row.start, done)
+                if found is None:
+                    return RowOutput(None, is_finite=False)
+                parts += found
+            done += hidden.shape[0]
+        scores = prompt_logprobs.joined(parts) if parts else None
         if row.sample is None or hidden is None:
-            return RowOutput(None)
-        return _choose(self._model.logits(hidden[-1:], linear.tiled)[0], row.sample)
+            return RowOutput(None, scores=scores)
+        output = _choose(self._model.logits(hidden[-1:], linear.tiled)[0], row.sample)
+        return replace(output, scores=scores if output.is_finite else None)
+
+    def _scores(
+        self, batch: TokenBatch, hidden: FloatArray, score: ScoreRow, start: int, done: int
+    ) -> list[PromptScores] | None:
+        """Scores behind the inputs of one pass, `done` of the unit's came before it; None when
+        logits are not finite."""
+        first = max(score.first, done)
+        last = min(score.first + score.targets.size, done + hidden.shape[0])
+        if first >= last:
+            return []
+        scores = prompt_logprobs.reference(
+            self._model.logits(hidden, batch.project)[first - done : last - done],
+            score.targets[first - score.first : last - score.first],
+            first=start + first + 1,
+            num_top=score.num_top,
+        )
+        return None if scores is None else [scores]
 
     def _decode(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
         check_rows(rows, has_states=self._has_states)
@@ -173,5 +205,8 @@ def _guarded(what: str, work: Callable[[Argument], Result], argument: Argument) 
 
 
 def _choose(logits: FloatArray, sample: SampleRow) -> RowOutput:
-    token = sampling.reference(logits, sample)
-    return RowOutput(token, is_finite=token is not None)
+    token = sampling.reference(logits, sample, sampling.filled_mask(sample, logits.size))
+    if token is not None:
+        return RowOutput(token)
+    is_finite = bool(np.isfinite(logits).all())
+    return RowOutput(None, is_finite=is_finite, is_dead_end=is_finite)

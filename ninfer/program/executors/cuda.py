@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from time import monotonic
 from typing import Final
 
@@ -24,7 +26,7 @@ import numpy as np
 from ninfer.contract.arrays import ByteArray, Float32Array, IntArray
 from ninfer.contract.errors import DeviceError
 from ninfer.contract.model import ModelConfig
-from ninfer.contract.sampling import SamplingParams
+from ninfer.contract.sampling import PromptScores, SamplingParams
 from ninfer.contract.units import (
     PAGE_TOKENS,
     ROOT_SLOT,
@@ -32,8 +34,10 @@ from ninfer.contract.units import (
     Move,
     RowOutput,
     SampleRow,
+    ScoreRow,
     UnitRow,
 )
+from ninfer.ops import prompt_logprobs
 from ninfer.program.executors.cpu_batch import check_rows
 from ninfer.program.executors.cuda_buffers import SMALL_TOKENS
 from ninfer.program.executors.cuda_driver import CudaDriver, Graph
@@ -41,6 +45,8 @@ from ninfer.program.executors.cuda_inputs import UnitTensors
 from ninfer.program.executors.cuda_model import CudaModel
 from ninfer.program.executors.cuda_mover import CudaMover
 from ninfer.program.executors.cuda_run_ahead import StepAhead, can_go_on, following
+from ninfer.program.executors.cuda_sampler import has_masks
+from ninfer.program.executors.cuda_scores import fill_scores, scoring_sample
 from ninfer.program.executors.cuda_tensor import DeviceTensor
 from ninfer.program.executors.cuda_weights import DeviceWeights
 from ninfer.program.executors.cuda_workspace import Workspace
@@ -79,6 +85,7 @@ class CudaExecutor:
         self._ahead: StepAhead | None = None
         self._has_inputs = False
         self._is_closed = False
+        self._mask_thread = ThreadPoolExecutor(1, thread_name_prefix="ninfer-masks")
         self._mover = CudaMover(
             driver,
             workspace.memory,
@@ -96,6 +103,10 @@ class CudaExecutor:
     @property
     def name(self) -> str:
         return "cuda"
+
+    @property
+    def device_name(self) -> str:
+        return self._driver.kernels.limits.name
 
     @property
     def driver(self) -> CudaDriver:
@@ -139,19 +150,23 @@ class CudaExecutor:
         with self._using_device("prefill"):
             await self._make_way(row)
             hidden = await self._run_prompt(row)
+            scores = None
+            if row.score is not None:
+                scores = await self._scores(hidden, row.score, row.start)
+                if scores is None:
+                    return RowOutput(None, is_finite=False)
             if row.sample is None:
                 self._driver.mark()
                 await self._completion()
-                return RowOutput(None)
+                return RowOutput(None, scores=scores)
             sampler, logits = self._workspace.sampler, self._workspace.logits(1)
             sampler.write((row.sample,))
             sampler.queue_copy_in(1)
             self._model.queue_logits(hidden.rows(hidden.shape[0] - 1, hidden.shape[0]), logits)
-            sampler.queue(logits)
-            sampler.queue_copy_out(1)
-            self._driver.mark()
+            await self._queue_choice((row.sample,), logits)
             await self._completion()
-            return sampler.parse((row.sample,), sampler.results(1))[0]
+            output = sampler.parse((row.sample,), sampler.results(1))[0]
+            return replace(output, scores=scores if output.is_finite else None)
 
     async def decode(
         self, rows: tuple[UnitRow, ...], *, goes_on: bool = False
@@ -170,6 +185,8 @@ class CudaExecutor:
                 step = None
             if step is None:
                 step = self._queue_step(rows)
+                if has_masks(_samples(rows)):
+                    await self._queue_choice(_samples(rows), self._workspace.logits(len(rows)))
             elif may_go_on:
                 # These rows may show a page that the step ahead did not need.
                 self._workspace.decode_inputs.write_tables(rows)
@@ -199,6 +216,34 @@ class CudaExecutor:
                 scores[first:last] = self._workspace.read_scores(last - first)
         return scores
 
+    async def _scores(
+        self, hidden: DeviceTensor, score: ScoreRow, start: int
+    ) -> PromptScores | None:
+        """Scores behind the inputs of a prompt's unit; None when logits are not finite.
+
+        The sampler makes them, told to choose just the tokens that came: what leaves the device is
+        what was asked for, not the logits.
+        """
+        sampler, num_targets = self._workspace.sampler, score.targets.size
+        scores = prompt_logprobs.empty(start + score.first + 1, num_targets, score.num_top)
+        step = min(SMALL_TOKENS, sampler.max_rows)
+        for done in range(0, num_targets, step):
+            num_rows = min(step, num_targets - done)
+            first, logits = score.first + done, self._workspace.logits(num_rows)
+            targets = score.targets[done : done + num_rows].tolist()
+            samples = [scoring_sample(target, score.num_top) for target in targets]
+            sampler.write(samples)
+            sampler.queue_copy_in(num_rows)
+            self._model.queue_logits(hidden.rows(first, first + num_rows), logits)
+            sampler.queue(logits)
+            sampler.queue_copy_out(num_rows)
+            self._driver.mark()
+            await self._completion()
+            outputs = sampler.parse(samples, sampler.results(num_rows))
+            if not fill_scores(scores, done, targets, outputs):
+                return None
+        return scores
+
     def queue_decode(self, num_rows: int) -> None:
         """Queue one decode step from the copies in to the copy out: what the graphs hold. Called by
         benchmarks too, between units only."""
@@ -218,6 +263,7 @@ class CudaExecutor:
         if self._is_closed:
             return
         self._is_closed = True
+        self._mask_thread.shutdown()
         # Giving memory back waits for what runs: a stuck device keeps it until the process ends.
         if not self._is_stuck:
             self._driver.close()
@@ -244,6 +290,20 @@ class CudaExecutor:
         self._graphs.replay(len(rows))
         self._driver.mark()
         self._ahead = StepAhead(following(rows, token_ids))
+
+    async def _queue_choice(self, samples: tuple[SampleRow, ...], logits: DeviceTensor) -> None:
+        """Queue the choice of tokens from logits that are queued, and the mark behind it. Masks are
+        filled in a thread while the device works; a decode step's graph has chosen without them
+        before, which costs a few microseconds and keeps it one graph."""
+        sampler = self._workspace.sampler
+        if has_masks(samples):
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._mask_thread, sampler.fill_masks, samples)
+            sampler.queue_masked(logits)
+        else:
+            sampler.queue(logits)
+        sampler.queue_copy_out(len(samples))
+        self._driver.mark()
 
     async def _results(self, step: StepAhead) -> IntArray:
         """What the sampler made of a queued step."""

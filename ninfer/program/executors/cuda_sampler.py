@@ -29,11 +29,12 @@ _RESULT_WORDS: Final = 3 + 2 * MAX_TOP
 
 @dataclass(frozen=True, slots=True)
 class SamplerTensors:
-    """rows, results and scratch for R rows; ids and values of `list_capacity` elements."""
+    """rows, masks, results and scratch for R rows; ids and values of `list_capacity` elements."""
 
     rows: DeviceTensor
     ids: DeviceTensor
     values: DeviceTensor
+    masks: DeviceTensor
     results: DeviceTensor
     scratch: DeviceTensor
 
@@ -46,6 +47,7 @@ def carve_sampler(
         rows=arena.take((max_rows * device_sampling.ROW.itemsize,), "uint8"),
         ids=arena.take((capacity,), "int32"),
         values=arena.take((capacity,), "float32"),
+        masks=arena.take((max_rows, -(-vocab_size // 32)), "uint32"),
         results=arena.take((max_rows * _RESULT_WORDS,), "int32"),
         scratch=arena.take((device_sampling.scratch_bytes(max_rows),), "uint8"),
     )
@@ -62,12 +64,19 @@ class CudaSampler:
         self._positions: IntArray = self._host_rows.view(device_sampling.ROW)["position"]
         ids = driver.allocate_pinned(tensors.ids.num_bytes)
         values = driver.allocate_pinned(tensors.values.num_bytes)
+        masks = driver.allocate_pinned(tensors.masks.num_bytes)
         results = driver.allocate_pinned(tensors.results.num_bytes)
         self._host_ids: IntArray = ids.view(np.int32)
         self._host_values: Float32Array = values.view(np.float32)
+        self._host_masks: NDArray[np.uint32] = masks.view(np.uint32).reshape(tensors.masks.shape)
         self._host_results: IntArray = results.view(np.int32)
         self._described: list[SamplingParams] = []
         driver.fill(tensors.scratch.address, 0, tensors.scratch.num_bytes)
+
+    @property
+    def max_rows(self) -> int:
+        """Most rows of one unit."""
+        return int(self._positions.shape[0])
 
     def write(self, samples: Sequence[SampleRow]) -> None:
         """Describe the rows and queue the copy of their lists, if there are any."""
@@ -94,8 +103,25 @@ class CudaSampler:
         size = num_rows * device_sampling.ROW.itemsize
         self._driver.upload(self._tensors.rows.address, self._host_rows[:size])
 
+    def fill_masks(self, samples: Sequence[SampleRow]) -> None:
+        """Fill the masks of the rows that have one; from any thread, once nothing that was queued
+        before copies masks any more."""
+        for words, sample in zip(self._host_masks, samples, strict=False):
+            if sample.mask is not None:
+                sample.mask.fill(words)
+
+    def queue_masked(self, logits: DeviceTensor) -> None:
+        """Queue the copy of the filled masks, and `queue` under them."""
+        num_rows = logits.shape[0]
+        self._driver.upload(self._tensors.masks.address, self._host_masks[:num_rows])
+        self._launch(logits, self._tensors.masks.rows(0, num_rows))
+
     def queue(self, logits: DeviceTensor) -> None:
-        """Queue the choice of a token a row from logits f32 [R, V]; may be captured."""
+        """Queue the choice of a token a row from logits f32 [R, V]; may be captured. Rows choose as
+        if they had no masks."""
+        self._launch(logits, None)
+
+    def _launch(self, logits: DeviceTensor, masks: DeviceTensor | None) -> None:
         num_rows = logits.shape[0]
         device_sampling.launch(
             self._driver.kernels,
@@ -104,12 +130,13 @@ class CudaSampler:
                 self._tensors.rows.rows(0, num_rows * device_sampling.ROW.itemsize),
                 self._tensors.ids,
                 self._tensors.values,
+                masks,
             ),
             self._outputs(num_rows),
             num_valid_ids=self._vocab_size,
             scratch=self._tensors.scratch,
             stream=self._driver.stream,
-            is_chained=True,
+            is_chained=masks is None,
         )
 
     def queue_copy_out(self, num_rows: int) -> None:
@@ -137,7 +164,8 @@ class CudaSampler:
         for index, sample in enumerate(samples):
             token_id, is_finite = words[index], words[num_rows + index]
             if not is_finite or token_id < 0:
-                outputs.append(RowOutput(None, is_finite=False))
+                is_dead_end = bool(is_finite)
+                outputs.append(RowOutput(None, is_finite=is_dead_end, is_dead_end=is_dead_end))
                 continue
             if token_id >= self._vocab_size:
                 raise InvariantError(f"the device chose token {token_id}")
@@ -170,6 +198,10 @@ def _logprobs(results: IntArray, index: int, num_rows: int, num_top: int) -> Tok
     return TokenLogprobs(own, tuple(zip(top_ids, tops, strict=True)))
 
 
+def has_masks(samples: Sequence[SampleRow]) -> bool:
+    return any(sample.mask is not None for sample in samples)
+
+
 def is_plain(sample: SampleRow) -> bool:
     """All of it but the position follows from its parameters."""
     params = sample.params
@@ -177,6 +209,7 @@ def is_plain(sample: SampleRow) -> bool:
         params.counts_tokens
         or params.logit_bias
         or sample.suppressed_ids
+        or sample.mask is not None
         or sample.purpose is not DrawPurpose.TARGET
     )
 
