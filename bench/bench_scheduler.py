@@ -55,6 +55,10 @@ class InstantExecutor:
     def name(self) -> str:
         return "cpu"
 
+    @property
+    def device_name(self) -> str:
+        return "none"
+
     async def prefill(self, row: UnitRow) -> RowOutput:
         return RowOutput(None) if row.sample is None else OUTPUT
 

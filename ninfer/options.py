@@ -31,13 +31,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class OptionSpec:
-    """How one field is parsed and described. `parse` raises ValueError with a readable text."""
+    """How one field is parsed and described. `parse` raises ValueError with a readable text.
+
+    is_list     the flag may be repeated; `parse` makes a tuple of one text
+    is_secret   never shown to anybody
+    """
 
     help: str
     parse: Callable[[str], Any]
     metavar: str | None
     choices: tuple[str, ...] | None
     is_switch: bool
+    is_list: bool = False
+    is_secret: bool = False
 
 
 def parse_int(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
@@ -94,6 +100,28 @@ def parse_name(text: str) -> str:
     return text
 
 
+def parse_names(text: str) -> tuple[str, ...]:
+    """Names with commas between them."""
+    return tuple(parse_name(part.strip()) for part in text.split(","))
+
+
+def parse_keys(text: str) -> tuple[str, ...]:
+    """API keys with commas between them. The errors do not show them."""
+    keys = parse_names(text)
+    if any(re.fullmatch(r"[!-~]{1,1024}", key) is None for key in keys):
+        raise ValueError("a key has 1 to 1024 printable ASCII characters, none of them a blank")
+    return keys
+
+
+def parse_origins(text: str) -> tuple[str, ...]:
+    """`*`, or origins such as `https://chat.example.org:8443` with commas between them."""
+    origins = tuple(origin.lower().rstrip("/") for origin in parse_names(text))
+    for origin in origins:
+        if re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^\s/?#@]+", origin) is None:
+            raise ValueError(f"{origin!r} is not an origin (example: https://chat.example.org)")
+    return origins
+
+
 def parse_output_name(text: str) -> str:
     if text == "-":
         raise ValueError("- does not mean stdout here (./- is a file of that name)")
@@ -138,14 +166,18 @@ def option(
     parse: Callable[[str], Any] = str,
     metavar: str | None = None,
     choices: tuple[str, ...] | None = None,
+    is_list: bool = False,
+    is_secret: bool = False,
 ) -> Any:
     """Declare one field of an options class.
 
     A bool default, or None with `parse_bool`, makes a `--name/--no-name` switch.
     """
     is_switch = isinstance(default, bool) or parse is parse_bool
-    spec = OptionSpec(help, parse_bool if is_switch else parse, metavar, choices, is_switch)
-    return field(default=default, metadata={"option": spec})
+    spec = OptionSpec(
+        help, parse_bool if is_switch else parse, metavar, choices, is_switch, is_list, is_secret
+    )
+    return field(default=default, repr=not is_secret, metadata={"option": spec})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,7 +331,28 @@ class ServeOptions:
         None, "name in /v1/models and answers; default the model's own",
         parse=parse_name, metavar="NAME",
     )  # fmt: skip
+    model_alias: tuple[str, ...] = option(
+        (), "further names of the model, with commas or repeated; each is listed in /v1/models",
+        parse=parse_names, metavar="NAMES", is_list=True,
+    )  # fmt: skip
     strict_model: bool = option(False, "answer 404 to requests that name another model")
+    api_key: tuple[str, ...] = option(
+        (),
+        "keys that requests must bring one of, with commas or repeated; other users of the machine"
+        " can read a command line, not its environment; default none is asked for",
+        parse=parse_keys, metavar="KEYS", is_list=True, is_secret=True,
+    )  # fmt: skip
+    api_key_file: str | None = option(
+        None, "file with a key on each line; blank lines and # comments do not count",
+        parse=parse_name, metavar="FILE",
+    )  # fmt: skip
+    protect_metrics: bool = option(False, "ask for a key on /metrics too")
+    cors_origins: tuple[str, ...] = option(
+        (),
+        "origins of web pages that may use the server, with commas or repeated; * = any; default"
+        " none may",
+        parse=parse_origins, metavar="ORIGINS", is_list=True,
+    )  # fmt: skip
     max_request_mib: int = option(
         64, "largest request body in MiB", parse=parse_int(1, 4096), metavar="N"
     )
@@ -320,6 +373,14 @@ class ServeOptions:
         " the context cache, no text; - is stdout; default none",
         parse=parse_name,
         metavar="FILE",
+    )
+    log_prompts: bool = option(
+        False, "add the body of every request to the request log: all that clients send"
+    )
+    metric_aliases: str = option(
+        "vllm",
+        "also show figures in /metrics under the names that dashboards of other servers expect",
+        choices=("vllm", "sglang", "all", "none"),
     )
     log_level: str = option(
         "info", "what is logged to stderr", choices=("debug", "info", "warning", "error")
@@ -535,6 +596,12 @@ def add_options(
         default = defaults.get(item.name, item.default)
         text = f"{spec.help} [{environment_name_of(item.name)}{_default_text(default)}]"
         flag = flag_of(item.name)
+        if spec.is_list:
+            metavar = spec.metavar or item.name.upper()
+            group.add_argument(
+                flag, dest=item.name, action="append", metavar=metavar, help=_escaped(text)
+            )
+            continue
         if spec.is_switch:
             action = argparse.BooleanOptionalAction
             group.add_argument(
@@ -565,12 +632,21 @@ def read_options(
     for name, spec in specs_of(cls).items():
         given = getattr(arguments, name, None)
         if given is not None:
-            values[name] = given if spec.is_switch else parse_value(spec, flag_of(name), given)
+            values[name] = _given_value(spec, flag_of(name), given)
             continue
         text = variable_of(name, environ)
         if text is not None:
             values[name] = parse_value(spec, environment_name_of(name), text)
     return cls(**values)
+
+
+def _given_value(spec: OptionSpec, flag: str, given: Any) -> Any:
+    """The value of a flag as argparse hands it over."""
+    if spec.is_switch:
+        return given
+    if spec.is_list:
+        return tuple(value for text in given for value in parse_value(spec, flag, text))
+    return parse_value(spec, flag, given)
 
 
 def parse_value(spec: OptionSpec, source: str, text: str) -> Any:
@@ -588,6 +664,8 @@ def _default_text(default: Any) -> str:
         return ""
     if isinstance(default, bool):
         return f", default {'on' if default else 'off'}"
+    if isinstance(default, tuple) and not default:
+        return ""
     if isinstance(default, tuple):
         return f", default {','.join('x'.join(map(str, item)) for item in default)}"
     return f", default {default}"

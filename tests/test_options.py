@@ -19,7 +19,9 @@ from ninfer.options import (
     flag_of,
     parse_bool,
     parse_bytes,
+    parse_keys,
     parse_name,
+    parse_names,
     parse_output_name,
     read_options,
     specs_of,
@@ -41,7 +43,7 @@ def parse(cls: type[Any], argv: list[str], environ: dict[str, str]) -> Any:
 def good_text(spec: OptionSpec) -> str:
     if spec.choices is not None:
         return spec.choices[-1]
-    for text in ("1", "2", "0.5", "2MiB"):
+    for text in ("1", "2", "0.5", "2MiB", "*"):
         try:
             spec.parse(text)
         except ValueError:
@@ -107,6 +109,9 @@ def test_bad_values_are_refused_with_their_source(
     if spec.parse in (str, parse_name, parse_output_name) and spec.choices is None:
         assert getattr(parse(cls, [], {environment_name_of(name): "?!"}), name) == "?!"
         return
+    if spec.parse in (parse_names, parse_keys):
+        assert getattr(parse(cls, [], {environment_name_of(name): "?!"}), name) == ("?!",)
+        return
     with pytest.raises(OptionError, match=environment_name_of(name)):
         parse(cls, [], {environment_name_of(name): "?!"})
     if not spec.is_switch:
@@ -164,3 +169,28 @@ def test_an_empty_host_does_not_open_every_interface() -> None:
     with pytest.raises(OptionError, match="--host: an address is needed"):
         parse(ServeOptions, ["--host", ""], {})
     assert parse(ServeOptions, [], {"NINFER_HOST": ""}).host == "127.0.0.1"
+
+
+def test_lists_take_commas_and_repeated_flags() -> None:
+    argv = ["--api-key", "a,b", "--api-key", "c"]
+    environ = {"NINFER_API_KEY": "d, e", "NINFER_CORS_ORIGINS": "https://A.example/,*"}
+    assert parse(ServeOptions, argv, environ).api_key == ("a", "b", "c")
+    assert parse(ServeOptions, [], environ).api_key == ("d", "e")
+    assert parse(ServeOptions, [], environ).cors_origins == ("https://a.example", "*")
+
+
+@pytest.mark.parametrize("text", ["", "a,", "secret key", "k\u00e9y", "x" * 1025])
+def test_a_bad_key_is_refused_without_showing_it(text: str) -> None:
+    with pytest.raises(OptionError, match="--api-key") as caught:
+        parse(ServeOptions, ["--api-key", text], {})
+    assert not text or text not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["example.org", "https://a/b", "https://", "https://u@a", "a b"])
+def test_what_is_no_origin_is_refused(text: str) -> None:
+    with pytest.raises(OptionError, match="--cors-origins"):
+        parse(ServeOptions, ["--cors-origins", text], {})
+
+
+def test_keys_are_not_shown() -> None:
+    assert "hidden" not in repr(ServeOptions(api_key=("hidden",)))

@@ -38,13 +38,15 @@ _LEAST_PENDING: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in memory. `program` belongs to whoever runs an engine or scorer on it."""
+    """A model in memory. `program` belongs to whoever runs an engine or scorer on it; `device` says
+    where it is."""
 
     source: ModelSource
     frontend: ModelFrontend
     program: Program
     plan: MemoryPlan
     card: ModelCard
+    device: str
 
 
 def open_named_model(path: Path | None) -> ModelSource:
@@ -86,7 +88,8 @@ def load_model(
         created_s=int(time.time()),
         fingerprint=fingerprint_of(source, engine_options),
     )
-    return LoadedModel(source, frontend.for_context(card.max_context), program, plan, card)
+    fitted = frontend.for_context(card.max_context)
+    return LoadedModel(source, fitted, program, plan, card, program.device)
 
 
 def load_with_progress(

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Final
+from typing import Any, Final
 
 from ninfer.cli.console import Console, ReaderGone
 from ninfer.cli.exit_codes import ExitCode
@@ -23,7 +23,7 @@ from ninfer.cli.loading import (
 )
 from ninfer.cli.parser import Invocation
 from ninfer.cli.progress import ProgressLine
-from ninfer.contract.errors import OutputError
+from ninfer.contract.errors import OptionError, OutputError
 from ninfer.contract.metrics import MetricFamily
 from ninfer.contract.model import ModelCard, ModelSource
 from ninfer.engine.context_cache import ContextCache
@@ -33,6 +33,7 @@ from ninfer.gateway.app import Gateway
 from ninfer.gateway.lifecycle import ServedModel
 from ninfer.gateway.request_log import RequestLog
 from ninfer.gateway.server import serve
+from ninfer.gateway.server_info import model_info
 from ninfer.options import EngineOptions, SamplingOptions, ServeOptions
 
 _LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -49,6 +50,8 @@ def run(invocation: Invocation, console: Console) -> ExitCode:
     logging.basicConfig(
         stream=sys.stderr, format=_LOG_FORMAT, level=options.log_level.upper(), force=True
     )
+    if options.log_prompts and options.request_log is None:
+        raise OptionError("--log-prompts", "needs --request-log, the file to write to")
     source = open_named_model(invocation.model_path)
     with _request_log(options) as log:
         gateway = Gateway(options, _provisional_card(source, options, engine_options), log=log)
@@ -83,7 +86,7 @@ async def _serve(
 
     return await serve(
         gateway,
-        background_loader(load_blocking, engine_options),
+        background_loader(load_blocking, engine_options, sampling),
         on_listening=lambda url: console.report(f"loading {name}; {url} answers /health"),
         on_ready=lambda url: _announce(console, f"serving {name} at {url}"),
     )
@@ -98,7 +101,9 @@ def _announce(console: Console, text: str) -> None:
 
 
 def background_loader(
-    load_blocking: Callable[[LoadProgress], LoadedModel], engine_options: EngineOptions
+    load_blocking: Callable[[LoadProgress], LoadedModel],
+    engine_options: EngineOptions,
+    sampling: SamplingOptions,
 ) -> Callable[[], Awaitable[ServedModel]]:
     """Load in a thread; a cancelled load ends at its next object and leaves nothing behind."""
 
@@ -109,20 +114,24 @@ def background_loader(
             if is_stopped.is_set():
                 raise _LoadingStopped
 
-        thread = asyncio.ensure_future(asyncio.to_thread(load_blocking, check))
+        def load_and_describe() -> tuple[LoadedModel, dict[str, Any]]:
+            model = load_blocking(check)
+            return model, model_info(model.device, model.plan, engine_options, sampling)
+
+        thread = asyncio.ensure_future(asyncio.to_thread(load_and_describe))
         try:
-            model = await asyncio.shield(thread)
+            model, info = await asyncio.shield(thread)
         except asyncio.CancelledError:
             is_stopped.set()
             await asyncio.wait((thread,))
             if not thread.cancelled() and thread.exception() is None:
-                thread.result().program.close()
+                thread.result()[0].program.close()
             raise
         cache = make_cache(model, engine_options)
         engine = make_engine(model, engine_options, cache)
         await engine.start()
         return ServedModel(
-            engine, model.frontend, model.card, lambda: metric_families(engine, cache)
+            engine, model.frontend, model.card, lambda: metric_families(engine, cache), info
         )
 
     return load

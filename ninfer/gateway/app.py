@@ -10,20 +10,39 @@ It exists before the model does: the port answers /health and /v1/models while t
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from aiohttp import web
 
 from ninfer.contract.errors import RequestError
 from ninfer.contract.model import ModelCard
-from ninfer.gateway import health, metrics_route, models_route, native, openai_chat
+from ninfer.gateway import (
+    abort_route,
+    health,
+    load_route,
+    metrics_route,
+    models_route,
+    native,
+    openai_chat,
+    server_info,
+)
+from ninfer.gateway.anthropic import routes as anthropic_routes
+from ninfer.gateway.auth import read_authentication
 from ninfer.gateway.connection import Connection
+from ninfer.gateway.cors import CorsPolicy
 from ninfer.gateway.counters import GatewayCounters
 from ninfer.gateway.exchange import Exchange
 from ninfer.gateway.lifecycle import Lifecycle, ServedModel
 from ninfer.gateway.limits import GatewayLimits, limits_from
+from ninfer.gateway.page.routes import PREFIX as PAGE_PREFIX
+from ninfer.gateway.page.routes import Page
+from ninfer.gateway.page.status import status
 from ninfer.gateway.request_log import RequestLog
 from ninfer.gateway.router import Router, normalise_path
+from ninfer.gateway.running import RunningRequests
 from ninfer.options import ServeOptions
+
+_OPEN_PATHS: Final = frozenset({"/", "/health", "/ready", "/live"})
 
 
 class Gateway:
@@ -32,6 +51,7 @@ class Gateway:
     card     what /v1/models says until a model is attached (its max_context may be provisional)
     limits   deadlines and sizes; by default those of the options
     log      where a line a request goes, if anywhere; its owner closes it
+    Raises OptionError for API keys that cannot be read.
     """
 
     def __init__(
@@ -46,7 +66,10 @@ class Gateway:
         self.limits = limits or limits_from(options)
         self.lifecycle = Lifecycle(card)
         self.counters = GatewayCounters()
+        self.running = RunningRequests()
         self._log = log
+        self._authentication = read_authentication(options)
+        self._cors = CorsPolicy(options.cors_origins)
         self._router = _make_router()
 
     def attach(self, model: ServedModel) -> None:
@@ -77,32 +100,72 @@ class Gateway:
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         path = normalise_path(request.path)
         exchange = Exchange(
-            request, path, self.lifecycle, self.options, self.limits, self.counters, self._log
-        )
+            request, path, self.lifecycle, self.options, self.limits, self.counters, self._log,
+            running=self.running, headers=self._cors.headers(request),
+        )  # fmt: skip
         try:
-            handler = self._router.resolve(request.method, path)
-            response = await handler(exchange)
-        except ConnectionError:
-            raise
-        except Exception as error:  # noqa: BLE001  the top of a request
-            response = exchange.error(error)
-        await exchange.deliver(response)
+            response = await self._respond(exchange)
+            await exchange.deliver(response)
+        finally:
+            exchange.end()
         if exchange.is_abandoned:
             request.protocol.force_close()
         return response
 
+    async def _respond(self, exchange: Exchange) -> web.StreamResponse:
+        try:
+            connection = exchange.request.protocol
+            if isinstance(connection, Connection):
+                connection.check_head(exchange.request)
+            if exchange.request.method == "OPTIONS":
+                return self._preflight(exchange)
+            if not self._is_open(exchange.path):
+                self._authentication.check(exchange.request)
+            handler = self._router.resolve(exchange.request.method, exchange.path)
+            return await handler(exchange)
+        except ConnectionError:
+            raise
+        except asyncio.CancelledError:
+            abort = exchange.take_abort()
+            if abort is None:
+                raise
+            return exchange.error(abort)
+        except Exception as error:  # noqa: BLE001  the top of a request
+            return exchange.error(error)
+
+    def _preflight(self, exchange: Exchange) -> web.StreamResponse:
+        """What a path takes; a browser asks before a page may use it."""
+        allowed = self._router.allowed(exchange.path)
+        headers = self._cors.preflight_headers(exchange.request, allowed)
+        return exchange.empty({"Allow": allowed, **headers})
+
+    def _is_open(self, path: str) -> bool:
+        """Without a key: probes, and the page, which asks its user for one."""
+        if path == "/metrics":
+            return not self.options.protect_metrics
+        return path in _OPEN_PATHS or path.startswith(PAGE_PREFIX)
+
 
 def _make_router() -> Router:
+    page = Page()
     exact = {
-        "/": {"GET": health.index},
+        "/": {"GET": page.index},
         "/health": {"GET": health.health},
         "/ready": {"GET": health.health},
         "/live": {"GET": health.live},
         "/version": {"GET": health.version},
+        "/status": {"GET": status},
         "/metrics": {"GET": metrics_route.metrics},
+        "/load": {"GET": load_route.load},
+        "/server_info": {"GET": server_info.server_info},
+        "/get_server_info": {"GET": server_info.server_info},
         "/flush_cache": {"POST": metrics_route.flush_cache},
+        "/abort_request": {"POST": abort_route.abort_request},
         "/models": {"GET": models_route.list_models},
+        "/messages": {"POST": anthropic_routes.create_message},
+        "/messages/count_tokens": {"POST": anthropic_routes.count_tokens},
         "/chat/completions": {"POST": openai_chat.chat_completions},
         "/generate": {"POST": native.generate},
     }
-    return Router(exact, {"/models/": {"GET": models_route.get_model}})
+    prefixes = {"/models/": {"GET": models_route.get_model}, PAGE_PREFIX: {"GET": page.file}}
+    return Router(exact, prefixes)

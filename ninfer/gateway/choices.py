@@ -9,7 +9,7 @@ Leaving the block cancels and releases every request that is still running.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from types import TracebackType
@@ -29,7 +29,7 @@ from ninfer.contract.generation import (
 )
 from ninfer.contract.prompt import PreparedPrompt
 from ninfer.gateway.lifecycle import ServedModel
-from ninfer.gateway.request_end import EndReports, RequestEnd
+from ninfer.gateway.request_end import EndReports, RequestWatcher
 
 LiveEvent: TypeAlias = Admitted | Progress | Finished
 _MASK: Final = 2**64 - 1
@@ -81,12 +81,11 @@ class Choices:
         self,
         engine: GenerationEngine,
         requests: Sequence[GenerationRequest],
-        on_end: Callable[[RequestEnd], None] | None = None,
+        watcher: RequestWatcher | None = None,
     ) -> None:
-        """`on_end` is told once how each request ended that was let in."""
         self._engine = engine
         self._requests = requests
-        self._reports = EndReports(requests, on_end)
+        self._reports = EndReports(requests, watcher)
         self._stack = AsyncExitStack()
         self._num_running = len(requests)
         self._window = asyncio.Semaphore(engine.status().max_concurrency)
@@ -99,6 +98,7 @@ class Choices:
         requests is left running."""
         for request in self._requests:
             self._engine.check(request)
+        self._reports.begin()
         async with AsyncExitStack() as stack:
             handles: list[RequestHandle | None] = [None] * len(self._requests)
             for index, request in enumerate(self._requests):

@@ -15,6 +15,7 @@ import logging
 import re
 import socket
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any, Final, TypeAlias
 
 import orjson
@@ -118,6 +119,12 @@ class Connection(web.RequestHandler):
             raise ConnectionResetError("a request without a version")
         self._head = b""
 
+    def check_head(self, request: web.BaseRequest) -> None:
+        """Raises RequestError `headers_too_large` for many headers that are long together."""
+        num_bytes = sum(len(name) + len(value) + 4 for name, value in request.raw_headers)
+        if num_bytes > self._gateway_limits.max_header_bytes:
+            raise RequestError("headers_too_large", "The headers are too long together.")
+
     def need_client(self) -> None:
         """The rest of this request is only worth while if the client is there. Raises
         ConnectionError when it has left."""
@@ -149,18 +156,11 @@ class Connection(web.RequestHandler):
         else:
             error = self._parse_error(exc)
             family = self._family()
-        if request.writer.output_size > 0:
-            raise ConnectionError("an answer has already begun")
-        request_id = new_id("req_")
-        answer = describe_error(error, family, request_id)
-        response = web.Response(
-            status=answer.status,
-            body=orjson.dumps(answer.body),
-            content_type="application/json",
-            headers={**answer.headers, **answer_headers(request_id)},
-        )
-        response.force_close()
-        return response
+        if request.writer.output_size == 0 and self.transport is not None:
+            # Written by hand: aiohttp takes a request that it could not read for HTTP/1.0.
+            self.transport.write(_raw_answer(error, family))
+        self.force_close()
+        raise ConnectionError("nothing more to answer")
 
     def _parse_error(self, exc: BaseException | None) -> RequestError:
         if isinstance(exc, LineTooLong):
@@ -227,7 +227,7 @@ class ConnectionFactory:
         return Connection(self._server, self._loop, self._limits, self._refuse_method)
 
 
-def _raw_answer(error: Exception, family: ErrorFamily = ErrorFamily.OPENAI) -> bytes:
+def _raw_answer(error: BaseException, family: ErrorFamily = ErrorFamily.OPENAI) -> bytes:
     """A whole HTTP response for a connection that has no request to answer yet."""
     request_id = new_id("req_")
     answer = describe_error(error, family, request_id)
@@ -240,10 +240,8 @@ def _raw_answer(error: Exception, family: ErrorFamily = ErrorFamily.OPENAI) -> b
         **answer.headers,
     }
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    return f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}\r\n{lines}\r\n".encode() + body
-
-
-_REASONS: Final = {400: "Bad Request", 408: "Request Timeout", 429: "Too Many Requests"}
+    reason = HTTPStatus(answer.status).phrase
+    return f"HTTP/1.1 {answer.status} {reason}\r\n{lines}\r\n".encode() + body
 
 
 def _tune_socket(transport: asyncio.BaseTransport, user_timeout_s: float) -> None:

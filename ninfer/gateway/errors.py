@@ -56,14 +56,18 @@ _INTERNAL: Final = ErrorRule(
 )
 
 ERROR_RULES: Final[Mapping[str, ErrorRule]] = {
+    "constraint_dead_end": _BAD_REQUEST,
     "context_length_exceeded": _BAD_REQUEST,
+    "invalid_grammar": _BAD_REQUEST,
     "invalid_json": _BAD_REQUEST,
+    "invalid_json_schema": _BAD_REQUEST,
     "invalid_prompt": _BAD_REQUEST,
     "invalid_template": _BAD_REQUEST,
     "invalid_type": _BAD_REQUEST,
     "invalid_value": _BAD_REQUEST,
     "missing_required_parameter": _BAD_REQUEST,
     "model_not_found": ErrorRule(404, "invalid_request_error"),
+    "schema_too_complex": _BAD_REQUEST,
     "tokenizer_unavailable": _BAD_REQUEST,
     "unsupported_parameter": _BAD_REQUEST,
     "unsupported_value": _BAD_REQUEST,

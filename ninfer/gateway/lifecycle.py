@@ -6,8 +6,9 @@ UNAVAILABLE: the engine died; reported by the engine itself
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from ninfer.contract.chat import Frontend
 from ninfer.contract.errors import Unavailable
@@ -21,12 +22,14 @@ class ServedModel:
     """What is attached once a model is loaded and its engine started.
 
     metrics   what /metrics says of the engine, now
+    info      what /server_info says of the model, the device and the options of the engine
     """
 
     engine: GenerationEngine
     frontend: Frontend
     card: ModelCard
     metrics: Callable[[], Sequence[MetricFamily]] = tuple
+    info: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Lifecycle:

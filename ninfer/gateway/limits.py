@@ -15,6 +15,7 @@ class GatewayLimits:
     """Seconds and bytes; tests use small ones.
 
     max_body_bytes       of the wire and again of the decoded body
+    max_header_bytes     of all headers of a request together
     header_timeout_s     from the first byte of a request (or the connection) to its last header
     idle_timeout_s       a kept-alive connection without a request
     body_timeout_s       receipt of a body, plus body_timeout_per_mib_s for each MiB of it
@@ -28,6 +29,7 @@ class GatewayLimits:
 
     max_body_bytes: int = 64 * MIB
     max_connections: int = 1024
+    max_header_bytes: int = 64 * 1024
     header_timeout_s: float = 10.0
     idle_timeout_s: float = 75.0
     body_timeout_s: float = 30.0

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 from ninfer.contract.errors import NInferError
 from ninfer.contract.generation import (
@@ -37,7 +37,7 @@ class RequestEnd:
     def as_json(self) -> dict[str, Any]:
         usage, timings = self.usage, self.timings
         return {
-            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "time": now_text(),
             "request_id": self.request_id,
             "finish": self.finish,
             "error": self.error,
@@ -53,19 +53,37 @@ class RequestEnd:
         }
 
 
+def now_text() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+class RequestWatcher(Protocol):
+    """Is told of the engine requests behind one HTTP request."""
+
+    def note_begin(self, request_ids: Sequence[str]) -> None:
+        """They are about to be submitted. An HTTP request may have several."""
+
+    def note_end(self, end: RequestEnd) -> None:
+        """Once for each request that was let in."""
+
+
 class EndReports:
     """Watches the events of some requests and tells of each when it ends."""
 
     def __init__(
         self,
         requests: Sequence[GenerationRequest],
-        on_end: Callable[[RequestEnd], None] | None,
+        watcher: RequestWatcher | None,
     ) -> None:
-        self._on_end = on_end
+        self._watcher = watcher
         self._ids = [request.request_id for request in requests]
         self._open = {
             index: Usage(request.prompt.num_tokens) for index, request in enumerate(requests)
         }
+
+    def begin(self) -> None:
+        if self._watcher is not None:
+            self._watcher.note_begin(self._ids)
 
     def note(self, index: int, event: Event) -> None:
         if index not in self._open:
@@ -86,5 +104,5 @@ class EndReports:
         self, index: int, finish: str, *, error: str | None = None, timings: Timings | None = None
     ) -> None:
         usage = self._open.pop(index)
-        if self._on_end is not None:
-            self._on_end(RequestEnd(self._ids[index], usage, finish, error, timings))
+        if self._watcher is not None:
+            self._watcher.note_end(RequestEnd(self._ids[index], usage, finish, error, timings))

@@ -6,6 +6,7 @@ and says so.
 
 from __future__ import annotations
 
+import json
 import logging
 import queue
 import sys
@@ -52,7 +53,7 @@ class RequestLog:
         if self._lines.qsize() >= MAX_WAITING:
             self._lose("its file is too slow")
         else:
-            self._lines.put(orjson.dumps(entry) + b"\n")
+            self._lines.put(_line(entry))
 
     def _run(self) -> None:
         while (line := self._lines.get()) is not None:
@@ -68,6 +69,13 @@ class RequestLog:
         if not self._has_lost:
             self._has_lost = True
             _logger.warning("%s: lines are lost: %s", _FLAG, why)
+
+
+def _line(entry: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(entry) + b"\n"
+    except TypeError:  # integers of more than 64 bits, in a body that is logged as it came
+        return json.dumps(entry, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
 
 
 def _open(name: str) -> tuple[BinaryIO, bool]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from ninfer.contract.errors import RequestError
@@ -57,6 +57,13 @@ class Router:
         methods = self._methods_of(path)
         return _not_found(path) if methods is None else _not_allowed(list(methods))
 
+    def allowed(self, path: str) -> str:
+        """The methods a path takes, with commas. Raises RequestError `not_found`."""
+        methods = self._methods_of(path)
+        if methods is None:
+            raise _not_found(path)
+        return _listed(methods)
+
     def _methods_of(self, path: str) -> Methods | None:
         if path in self._exact:
             return self._exact[path]
@@ -77,8 +84,13 @@ def _matches(pattern: str, path: str) -> bool:
     )
 
 
+def _listed(methods: Iterable[str]) -> str:
+    names = list(methods)
+    return ", ".join([*names, "HEAD"] if "GET" in names else names)
+
+
 def _not_allowed(methods: list[str]) -> RoutingError:
-    allowed = ", ".join([*methods, "HEAD"] if "GET" in methods else methods)
+    allowed = _listed(methods)
     return RoutingError(
         "method_not_allowed",
         f"This method is not allowed here; allowed: {allowed}.",

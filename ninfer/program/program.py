@@ -83,6 +83,11 @@ class ModelProgram:
         self._is_closed = False
 
     @property
+    def device(self) -> str:
+        """The executor and what it runs on, for people."""
+        return f"{self._executor.name} ({self._executor.device_name})"
+
+    @property
     def capacity(self) -> Capacity:
         return self._capacity
 

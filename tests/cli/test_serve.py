@@ -134,7 +134,8 @@ async def test_a_cancelled_load_ends_at_its_next_object() -> None:
             progress("weights", step, 100)
         raise AssertionError("the load was not stopped")
 
-    task = asyncio.ensure_future(background_loader(load_blocking, EngineOptions())())
+    load = background_loader(load_blocking, EngineOptions(), SamplingOptions())
+    task = asyncio.ensure_future(load())
     await asyncio.to_thread(has_begun.wait, 10)
     task.cancel()
     await asyncio.sleep(0)
@@ -156,7 +157,7 @@ async def test_a_load_that_ends_as_it_is_cancelled_closes_its_program() -> None:
         may_return.wait(10)
         return loaded[0]
 
-    task = asyncio.ensure_future(background_loader(load_blocking, options)())
+    task = asyncio.ensure_future(background_loader(load_blocking, options, SamplingOptions())())
     await asyncio.to_thread(is_loaded.wait, 30)
     task.cancel()
     await asyncio.sleep(0)

@@ -203,8 +203,10 @@ async def test_request_log_has_figures_and_no_text(tmp_path: Path) -> None:
     assert "SECRET" not in path.read_text()
     assert line.pop("time").startswith("20")
     assert line.pop("request_id").startswith("chatcmpl-")
+    assert len(line.pop("trace_id")) == 32
     assert line == {
         "exchange_id": "mine",
+        "parent_span_id": None,
         "path": "/chat/completions",
         "finish": "stop_token",
         "error": None,
