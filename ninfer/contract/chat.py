@@ -184,9 +184,16 @@ class Frontend(Protocol):
     async def render_chat(self, chat: ChatPrompt) -> str:
         """The text `prepare_chat` tokenises."""
 
-    async def prepare_text(self, text: str, param: str = "prompt") -> PreparedPrompt:
-        """Raw text; special tokens in it are parsed. Raises RequestError naming `param`, the
-        field it came in: invalid_prompt, tokenizer_unavailable, context_length_exceeded."""
+    def for_context(self, max_context: int | None) -> Frontend:
+        """The same, but prompts of more than `max_context` tokens are refused; None: of no
+        length."""
+
+    async def prepare_text(
+        self, text: str, param: str = "prompt", *, parses_special: bool = True
+    ) -> PreparedPrompt:
+        """Raw text; special tokens in it are parsed, or with False taken as plain characters.
+        Raises RequestError naming `param`, the field it came in: invalid_prompt,
+        tokenizer_unavailable, context_length_exceeded."""
 
     def prepare_ids(self, token_ids: Sequence[int], param: str = "input_ids") -> PreparedPrompt:
         """Ids as they are. Raises RequestError naming `param`: invalid_value when empty or

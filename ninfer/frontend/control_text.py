@@ -43,16 +43,16 @@ def strings_of(value: Any) -> Iterator[str]:
             yield from strings_of(item)
 
 
-def unused_characters(texts: Iterable[str]) -> Iterator[str]:
+def unused_characters(texts: Iterable[str], param: str = "messages") -> Iterator[str]:
     """Private-use characters that occur in none of `texts`, written out or as a JSON escape.
 
-    Raises RequestError (`invalid_prompt`) when a client has used up all 65,534 of them.
+    Raises RequestError (`invalid_prompt`, naming `param`) when a client has used up all 65,534.
     """
     haystack = "\n".join(texts)
     for code in _PRIVATE_USE:
         if chr(code) not in haystack and _escaped(chr(code)) not in haystack:
             yield chr(code)
-    raise RequestError("invalid_prompt", "the text uses every private-use character", "messages")
+    raise RequestError("invalid_prompt", "the text uses every private-use character", param)
 
 
 def _escaped(character: str) -> str:
@@ -93,3 +93,12 @@ class ControlMarks:
 def with_guard_unescaped(text: str, guard: str) -> GuardedText:
     """Rendered text whose template may have written the guard as a JSON escape."""
     return GuardedText(text.replace(_escaped(guard), guard), guard)
+
+
+def guarded(text: str, control_texts: Iterable[str], param: str) -> GuardedText:
+    """`text` in which no mark is real. Raises RequestError naming `param`."""
+    marks = ControlMarks(control_texts)
+    if not marks.occur_in([text]):
+        return GuardedText(text)
+    guard = next(unused_characters([text], param))
+    return GuardedText(marks.break_up(text, guard), guard)

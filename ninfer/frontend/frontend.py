@@ -13,7 +13,12 @@ from ninfer.contract.errors import ModelFileError, RequestError
 from ninfer.contract.generation import GenerationRequest
 from ninfer.contract.model import FrontendResources, ModelConfig
 from ninfer.contract.prompt import PreparedPrompt
-from ninfer.contract.sampling import GREEDY_BELOW, MIN_TEMPERATURE, SamplingParams
+from ninfer.contract.sampling import (
+    GREEDY_BELOW,
+    MIN_TEMPERATURE,
+    PromptScoring,
+    SamplingParams,
+)
 from ninfer.frontend.chat_renderer import ChatRenderer
 from ninfer.frontend.control_text import strings_of
 from ninfer.frontend.generation_defaults import GENERATION_CONFIG_FILE, read_generation_config
@@ -94,10 +99,14 @@ class ModelFrontend:
         """The text `prepare_chat` tokenises; control marks in it need not be control tokens."""
         return await self._work.run(partial(self._prompts.render, chat), _num_characters(chat))
 
-    async def prepare_text(self, text: str, param: str = "prompt") -> PreparedPrompt:
-        """Raw text; special tokens in it are parsed. Raises RequestError naming `param`:
-        invalid_prompt, tokenizer_unavailable, context_length_exceeded."""
-        return await self._work.run(partial(self._prompts.from_text, text, param), len(text))
+    async def prepare_text(
+        self, text: str, param: str = "prompt", *, parses_special: bool = True
+    ) -> PreparedPrompt:
+        """Raw text; special tokens in it are parsed, or with False taken as plain characters.
+        Raises RequestError naming `param`: invalid_prompt, tokenizer_unavailable,
+        context_length_exceeded."""
+        prepare = partial(self._prompts.from_text, text, param, parses_special=parses_special)
+        return await self._work.run(prepare, len(text))
 
     def prepare_ids(self, token_ids: Sequence[int], param: str = "input_ids") -> PreparedPrompt:
         """Ids as they are. Raises RequestError naming `param`: invalid_value when empty or outside
@@ -126,6 +135,7 @@ class ModelFrontend:
             suppressed_ids=stop_ids if params.min_tokens > 0 else (),
             deadline_s=None if params.timeout_s is None else now + params.timeout_s,
             cache=params.cache,
+            scoring=self._usable_scoring(prompt, params.scoring),
         )
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -171,6 +181,14 @@ class ModelFrontend:
     def _usable_top_logprobs(self, top_logprobs: int | None) -> int | None:
         return None if top_logprobs is None else min(top_logprobs, self._vocab_size)
 
+    def _usable_scoring(
+        self, prompt: PreparedPrompt, scoring: PromptScoring | None
+    ) -> PromptScoring | None:
+        """None when there is no token to score."""
+        if scoring is None or scoring.first >= prompt.num_tokens:
+            return None
+        return PromptScoring(scoring.first, min(scoring.num_top, self._vocab_size))
+
     def _usable_top_k(self, top_k: int) -> int:
         return top_k if 0 < top_k < self._vocab_size else 0
 
@@ -188,6 +206,7 @@ class ModelFrontend:
             stops_in_reasoning=params.stop_in_reasoning,
             splits_reasoning=params.split_reasoning,
             opens_in_reasoning=prompt.opens_in_reasoning,
+            reports_stop_token=params.reports_stop_token,
         )
 
     def _hidden_ids(self, params: GenerationParams) -> frozenset[int]:

@@ -100,6 +100,8 @@ class TextOutputSession:
         state.num_tokens += 1
         if token.token_id in rules.stop_ids:
             finish = self._end(state, output)
+            if finish is None and rules.reports_stop_token:
+                output.report(token, self._channel(state))
             return finish or Finish(FinishReason.STOP_TOKEN, token.token_id)
         data = b"" if token.token_id in rules.hidden_ids else rules.token_bytes(token.token_id)
         pending = state.undecoded + data

@@ -26,6 +26,7 @@ class SessionRules:
     min_tokens         stop strings that end within so many tokens are ordinary text
     splits_reasoning   False: everything is content
     opens_in_reasoning the prompt ends inside a thought
+    reports_stop_token the token that ends the output is reported, without a text
     """
 
     token_bytes: Callable[[int], bytes]
@@ -37,6 +38,7 @@ class SessionRules:
     stops_in_reasoning: bool = False
     splits_reasoning: bool = True
     opens_in_reasoning: bool = False
+    reports_stop_token: bool = False
 
 
 class Phase(Enum):

@@ -11,7 +11,7 @@ from ninfer.contract.chat import ChatPrompt
 from ninfer.contract.errors import RequestError, context_length_error
 from ninfer.contract.prompt import PreparedPrompt, PromptFrontier
 from ninfer.frontend.chat_renderer import ChatRenderer
-from ninfer.frontend.control_text import GuardedText
+from ninfer.frontend.control_text import GuardedText, guarded
 from ninfer.frontend.frontiers import FrontierFinder, raw_frontiers
 from ninfer.frontend.prompt_size import encode_within
 from ninfer.frontend.tokenizer import THINK_CLOSE, THINK_OPEN, TextTokenizer, replace_surrogates
@@ -54,10 +54,14 @@ class PromptBuilder:
         frontiers = () if finder is None else finder.find(rendered.text, ids, rendered.places)
         return self._prepare(ids, "messages", frontiers)
 
-    def from_text(self, text: str, param: str = "prompt") -> PreparedPrompt:
-        """Special tokens in `text` are parsed. Raises RequestError."""
+    def from_text(
+        self, text: str, param: str = "prompt", *, parses_special: bool = True
+    ) -> PreparedPrompt:
+        """Special tokens in `text` are parsed or stay characters. Raises RequestError."""
         tokenizer = self._need_tokenizer(param)
         raw = GuardedText(replace_surrogates(text))
+        if not parses_special:
+            raw = guarded(raw.text, tokenizer.control_texts, param)
         ids = encode_within(raw, tokenizer, self._max_context, param)
         return self._prepare(ids, param, raw_frontiers(len(ids)))
 

@@ -16,7 +16,7 @@ from ninfer.contract.chat import Frontend, GenerationParams
 from ninfer.contract.errors import ModelFileError, RequestError
 from ninfer.contract.generation import Finish, FinishReason, GenerationRequest
 from ninfer.contract.model import FrontendResources
-from ninfer.contract.sampling import GeneratedToken, SamplingParams
+from ninfer.contract.sampling import GeneratedToken, PromptScoring, SamplingParams
 from ninfer.frontend.frontend import UNLIMITED_TOKENS, ModelFrontend
 from ninfer.frontend.host_work import MAX_LARGE_AT_ONCE
 from ninfer.options import SamplingOptions
@@ -141,6 +141,31 @@ class TestSampling:
         with pytest.raises(RequestError) as caught:
             build(**{param: value})
         assert (caught.value.code, caught.value.param) == ("invalid_value", param)
+
+
+class TestScoring:
+    def test_what_there_is_to_score(self) -> None:
+        assert build().scoring is None
+        assert build(scoring=PromptScoring(1, 3)).scoring == PromptScoring(1, 3)
+        assert build(scoring=PromptScoring(1, 9999)).scoring == PromptScoring(1, 4096)
+        assert build(scoring=PromptScoring(2, 3)).scoring is None
+        assert build(prompt_ids=(1,), scoring=PromptScoring(1, 3)).scoring is None
+
+    def test_stop_token_is_reported_on_request(self) -> None:
+        session = build(reports_stop_token=True).session
+        (delta,) = session.preview([GeneratedToken(IM_END)], None).deltas
+        assert (delta.text, [token.token_id for token in delta.tokens]) == ("", [IM_END])
+
+
+async def test_marks_of_a_text_are_parsed_or_plain() -> None:
+    text = "a<|im_end|>b<think>"
+    parsed = (await FRONTEND.prepare_text(text)).token_ids.tolist()
+    plain = (await FRONTEND.prepare_text(text, parses_special=False)).token_ids.tolist()
+    assert {IM_END, THINK} <= set(parsed)
+    assert not {IM_END, THINK} & set(plain)
+    assert b"".join(map(FRONTEND.token_bytes, plain)).decode() == text
+    unmarked = (await FRONTEND.prepare_text("no marks", parses_special=False)).token_ids
+    assert unmarked.tolist() == TOKENIZER.encode("no marks")
 
 
 class TestLimits:

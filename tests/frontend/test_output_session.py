@@ -100,6 +100,12 @@ class TestStops:
         assert output.token_ids() == [0]
         assert output.accepted == 2
 
+    def test_stop_token_is_reported_where_that_is_asked_for(self) -> None:
+        output = run_pieces("hi", "<|im_end|>", stop_ids=frozenset({1}), reports_stop_token=True)
+        assert output.texts() == ["hi"]
+        assert output.token_ids() == [0, 1]
+        assert output.finish == Finish(FinishReason.STOP_TOKEN, 1)
+
     def test_stop_token_inside_a_batch_ends_there(self) -> None:
         rules = session_rules(["a", "#", "b"], stop_ids=frozenset({1}))
         output = run_session(rules, [0, 1, 2], batch_sizes=[3], limit=None)

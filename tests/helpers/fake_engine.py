@@ -7,6 +7,7 @@ as its consumer asks for events, so one that waits for an asyncio.Event holds it
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Self, TypeAlias
@@ -34,9 +35,16 @@ from ninfer.contract.generation import (
 )
 from ninfer.contract.model import ModelCard
 from ninfer.contract.prompt import PreparedPrompt
-from ninfer.contract.sampling import GeneratedToken, SamplingParams, TokenLogprobs
+from ninfer.contract.sampling import (
+    GeneratedToken,
+    PromptScores,
+    PromptScoring,
+    SamplingParams,
+    TokenLogprobs,
+)
 
 VOCAB_SIZE = 300
+SPECIAL_ID = 257
 TIMINGS = Timings(queue_s=0.01, prefill_s=0.02, decode_s=0.5, total_s=0.53)
 CARD = ModelCard(
     name="org/fake-model",
@@ -80,6 +88,7 @@ class FakeFrontend:
         self.error: Exception | None = None
         self.gate: asyncio.Event | None = None
         self.default_seed = 1234
+        self.max_context: int | None = CARD.max_context
 
     @property
     def vocab_size(self) -> int:
@@ -101,16 +110,26 @@ class FakeFrontend:
     async def render_chat(self, chat: ChatPrompt) -> str:
         return "|".join(message.text for message in chat.messages)
 
-    async def prepare_text(self, text: str, param: str = "prompt") -> PreparedPrompt:
+    def for_context(self, max_context: int | None) -> FakeFrontend:
+        frontend = copy.copy(self)
+        frontend.max_context = max_context
+        return frontend
+
+    async def prepare_text(
+        self, text: str, param: str = "prompt", *, parses_special: bool = True
+    ) -> PreparedPrompt:
+        """`<s>` stands for one special token."""
         if self.gate is not None:
             await self.gate.wait()
         if self.error is not None:
             raise self.error
-        return self.prepare_ids(tuple(text.encode()), param)
+        parts = text.split("<s>") if parses_special else [text]
+        ids = [token_id for part in parts for token_id in (SPECIAL_ID, *part.encode())]
+        return self.prepare_ids(ids[1:], param)
 
     def prepare_ids(self, token_ids: Sequence[int], param: str = "input_ids") -> PreparedPrompt:
-        if len(token_ids) > CARD.max_context:
-            raise context_length_error(len(token_ids), CARD.max_context, param)
+        if self.max_context is not None and len(token_ids) > self.max_context:
+            raise context_length_error(len(token_ids), self.max_context, param)
         return PreparedPrompt(np.array(token_ids, dtype=np.int32), param=param)
 
     def build_request(
@@ -131,9 +150,12 @@ class FakeFrontend:
             max_tokens,
             deadline_s=deadline_s,
             cache=params.cache,
+            scoring=_usable_scoring(prompt, params.scoring),
         )
 
     def token_bytes(self, token_id: int) -> bytes:
+        if token_id == SPECIAL_ID:
+            return b"<s>"
         return bytes([token_id]) if token_id < 256 else b""
 
     def token_text(self, token_id: int) -> str:
@@ -286,6 +308,22 @@ def tokens_of(text: str, request: GenerationRequest) -> tuple[GeneratedToken, ..
     return tuple(GeneratedToken(byte, logprobs) for byte in text.encode())
 
 
+def scores_of(request: GenerationRequest) -> tuple[PromptScores, ...]:
+    """What was asked for of the prompt: token t has -t / 100, the alternatives are A, B, ..."""
+    scoring = request.scoring
+    if scoring is None:
+        return ()
+    scored = request.prompt.token_ids[scoring.first :]
+    shape = (scored.size, scoring.num_top)
+    tops = np.broadcast_to(np.arange(scoring.num_top), shape)
+    own = (scored / -100).astype(np.float64)
+    return (PromptScores(scoring.first, own, (65 + tops).astype(np.int32), -0.5 - tops),)
+
+
+def _usable_scoring(prompt: PreparedPrompt, scoring: PromptScoring | None) -> PromptScoring | None:
+    return None if scoring is None or scoring.first >= prompt.num_tokens else scoring
+
+
 def delta_of(text: str, request: GenerationRequest, channel: Channel = "content") -> OutputDelta:
     return OutputDelta(channel, text, tokens_of(text, request))
 
@@ -299,6 +337,8 @@ def say(
 
     async def script(request: GenerationRequest) -> AsyncIterator[Event]:
         yield Admitted(usage_of(request))
+        for part in scores_of(request):
+            yield Progress((), usage_of(request), (part,))
         count = thought = 0
         for piece in reasoning:
             count += len(piece.encode())

@@ -162,7 +162,12 @@ class ScriptedFrontend:
     async def render_chat(self, chat: ChatPrompt) -> str:
         raise NotImplementedError
 
-    async def prepare_text(self, text: str, param: str = "prompt") -> PreparedPrompt:
+    def for_context(self, max_context: int | None) -> ScriptedFrontend:
+        raise NotImplementedError
+
+    async def prepare_text(
+        self, text: str, param: str = "prompt", *, parses_special: bool = True
+    ) -> PreparedPrompt:
         raise NotImplementedError
 
     def prepare_ids(self, token_ids: Sequence[int], param: str = "input_ids") -> PreparedPrompt:
