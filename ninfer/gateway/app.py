@@ -38,6 +38,7 @@ from ninfer.gateway.page.routes import PREFIX as PAGE_PREFIX
 from ninfer.gateway.page.routes import Page
 from ninfer.gateway.page.status import status
 from ninfer.gateway.request_log import RequestLog
+from ninfer.gateway.responses.routes import ResponsesApi
 from ninfer.gateway.router import Router, normalise_path
 from ninfer.gateway.running import RunningRequests
 from ninfer.options import ServeOptions
@@ -147,7 +148,7 @@ class Gateway:
 
 
 def _make_router() -> Router:
-    page = Page()
+    page, responses = Page(), ResponsesApi()
     exact = {
         "/": {"GET": page.index},
         "/health": {"GET": health.health},
@@ -166,6 +167,13 @@ def _make_router() -> Router:
         "/messages/count_tokens": {"POST": anthropic_routes.count_tokens},
         "/chat/completions": {"POST": openai_chat.chat_completions},
         "/generate": {"POST": native.generate},
+        "/responses": {"POST": responses.create},
+        "/responses/input_tokens": {"POST": responses.count_tokens},
     }
     prefixes = {"/models/": {"GET": models_route.get_model}, PAGE_PREFIX: {"GET": page.file}}
-    return Router(exact, prefixes)
+    patterns = {
+        "/responses/{id}": {"GET": responses.retrieve, "DELETE": responses.delete},
+        "/responses/{id}/input_items": {"GET": responses.input_items},
+        "/responses/{id}/cancel": {"POST": responses.cancel},
+    }
+    return Router(exact, prefixes, patterns)
