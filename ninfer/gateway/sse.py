@@ -6,6 +6,10 @@ An EventStream is an async context manager around the life of one streamed answe
 
 The engine never waits for a reader: frames go to the socket's buffer, and whoever lets it grow too
 long, or takes nothing for too long, loses the connection and with it the request.
+
+A step of the engine gives all streams a frame in one turn of the loop, and all of them are written
+in the next turn, one right behind the other: a reader that waits for many streams (a proxy) is then
+woken once, not once a frame, and waking it is most of what a small write costs.
 """
 
 from __future__ import annotations
@@ -84,6 +88,8 @@ class EventStream:
         self._watch: asyncio.Task[None] | None = None
         self._writer: StreamWriter | None = None
         self._has_ended = False
+        self._unsent: list[bytes] = []
+        self._num_written = 0
         self.response = web.StreamResponse(headers={**HEADERS, **headers})
 
     async def __aenter__(self) -> Self:
@@ -93,7 +99,7 @@ class EventStream:
         writer.send_headers()
         self._writer = writer
         self._last_write_s = self._loop.time()
-        self._watch = asyncio.create_task(self._watch_reader(writer))
+        self._watch = asyncio.create_task(self._watch_reader())
         return self
 
     async def __aexit__(
@@ -112,45 +118,67 @@ class EventStream:
         return self._buffered_bytes() > 0
 
     async def send(self, frames: Iterable[bytes]) -> None:
-        """Send whole frames in one write. Never waits. Raises ConnectionError."""
+        """Send whole frames with the next turn of the loop. Never waits. Raises ConnectionError."""
         data = b"".join(frames)
         if data:
-            await self._write(data)
+            self._queue(data)
 
     async def catch_up(self) -> None:
         """Wait until the reader has taken most of what was sent, or is cut off."""
+        self._flush()
         if self._writer is not None:
             await self._writer.drain()
 
     async def finish(self) -> None:
         """End the body and wait until the reader has it; the cut-off still holds meanwhile."""
         self._has_ended = True
+        self._flush()
         await self.response.write_eof()
 
-    async def _write(self, data: bytes) -> None:
+    def _queue(self, data: bytes) -> None:
         if self._writer is None:
             raise InvariantError("an event stream was written before it was entered")
-        if self._buffered_bytes() > self._limits.stream_buffer_bytes:
+        transport = self._writer.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the reader has left")
+        if transport.get_write_buffer_size() > self._limits.stream_buffer_bytes:
             self._abort()
             raise SlowReaderError("the reader fell too far behind")
-        await self._writer.write(data, drain=False)
+        if not self._unsent:
+            self._loop.call_soon(self._flush)
+        self._unsent.append(data)
         self._last_write_s = self._loop.time()
 
-    async def _watch_reader(self, writer: StreamWriter) -> None:
+    def _flush(self) -> None:
+        """Write what is queued as one chunk; a reader that left meanwhile has no use for it."""
+        writer, unsent = self._writer, self._unsent
+        if writer is None or not unsent:
+            return
+        self._unsent = []
+        transport = writer.transport
+        if transport is None or transport.is_closing():
+            return
+        data = b"".join(unsent)
+        if writer.chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        self._num_written += len(data)
+        transport.write(data)
+
+    async def _watch_reader(self) -> None:
         """Break silence; abort when nothing was taken for `write_timeout_s`."""
         try:
-            await self._keep_watch(writer)
+            await self._keep_watch()
         except ConnectionError:
             return  # the task that owns the stream is cancelled with its connection
 
-    async def _keep_watch(self, writer: StreamWriter) -> None:
+    async def _keep_watch(self) -> None:
         taken_bytes = 0
         progress_s = self._loop.time()
         while True:
             now_s = self._loop.time()
             buffered = self._buffered_bytes()
-            if not buffered or writer.output_size - buffered != taken_bytes:
-                taken_bytes = writer.output_size - buffered
+            if not buffered or self._num_written - buffered != taken_bytes:
+                taken_bytes = self._num_written - buffered
                 progress_s = now_s
             elif now_s - progress_s >= self._limits.write_timeout_s:
                 self._abort()
@@ -158,7 +186,7 @@ class EventStream:
             silent_s = now_s - self._last_write_s
             is_silent = silent_s >= self._limits.keep_alive_interval_s
             if is_silent and not buffered and not self._has_ended:
-                await self._write(self._style.keep_alive())
+                self._queue(self._style.keep_alive())
                 silent_s = 0.0
             wait_s = self._limits.keep_alive_interval_s - silent_s
             await asyncio.sleep(max(min(wait_s, self._limits.write_timeout_s / 4), 0.005))
