@@ -1,0 +1,103 @@
+"""A constraint as the text that the grammar library compiles.
+
+json_object, json_schema   the library's own reading of JSON Schema, white space bounded
+regex, choice, gbnf, lark  its Lark dialect
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+from llguidance import LLMatcher
+
+from ninfer.contract.chat import Constraint
+from ninfer.contract.errors import RequestError
+from ninfer.frontend.constraints.gbnf import GbnfError, to_lark
+from ninfer.frontend.constraints.json_schema import (
+    MAX_CHARACTERS,
+    invalid,
+    prepare_schema,
+    too_complex,
+)
+from ninfer.frontend.constraints.vocabulary import quoted
+
+_WHITE_SPACE: Final = r"( |\n{1,2} {0,32})"
+"""Between two tokens of JSON at most this: a model must not write blanks for ever."""
+_TOO_LARGE: Final = re.compile(r"too (?:big|large|complex|many)|limit|fuel|exceed", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """`text` is for the library. `is_schema` says what its complaints are about."""
+
+    text: str
+    is_schema: bool = False
+
+    def error(self, param: str, message: str) -> RequestError:
+        """What the library says against it."""
+        first_line = message.strip().split("\n", 1)[0][:200]
+        if _TOO_LARGE.search(first_line):
+            return RequestError(
+                "schema_too_complex", f"'{param}' is too complex: {first_line}.", param
+            )
+        if self.is_schema:
+            return invalid(param, f"cannot be enforced: {first_line}")
+        return invalid_grammar(param, f"is not understood: {first_line}")
+
+
+def invalid_grammar(param: str, rule: str) -> RequestError:
+    return RequestError("invalid_grammar", f"'{param}' {rule}.", param)
+
+
+def build_grammar(constraint: Constraint) -> Grammar:
+    """Raises RequestError: `invalid_json_schema`, `invalid_grammar`, `schema_too_complex`, each
+    with the field or the place in the schema."""
+    text, param = constraint.text, constraint.param
+    if len(text) > MAX_CHARACTERS:
+        raise too_complex(param, f"has more than {MAX_CHARACTERS} characters")
+    match constraint.kind:
+        case "json_object":
+            return schema_grammar({"type": "object"})
+        case "json_schema":
+            return schema_grammar(prepare_schema(text, param, is_strict=constraint.is_strict))
+        case "regex":
+            return Grammar(LLMatcher.grammar_from_regex(text))
+        case "choice":
+            return lark_grammar(f"start: {' | '.join(map(quoted, _choices(text, param)))}")
+        case "gbnf":
+            try:
+                return lark_grammar(to_lark(text))
+            except GbnfError as error:
+                raise invalid_grammar(param, f"is no GBNF grammar: {error}") from None
+        case "lark":
+            return lark_grammar(text)
+
+
+def lark_grammar(text: str) -> Grammar:
+    return Grammar(LLMatcher.grammar_from_lark(text))
+
+
+def schema_grammar(prepared: dict[str, Any]) -> Grammar:
+    return Grammar(json.dumps({"grammars": [{"json_schema": with_layout(prepared)}]}), True)
+
+
+def with_layout(prepared: dict[str, Any]) -> dict[str, Any]:
+    """A prepared schema with how its values are written."""
+    layout = {
+        "whitespace_pattern": _WHITE_SPACE,
+        "coerce_one_of": True,
+        "json_allow_general_unicode_escapes": True,
+    }
+    return {**prepared, "x-guidance": layout}
+
+
+def _choices(text: str, param: str) -> list[str]:
+    choices = json.loads(text)
+    if not isinstance(choices, list) or not choices:
+        raise invalid_grammar(param, "must be a list of at least one string")
+    if not all(isinstance(choice, str) for choice in choices):
+        raise invalid_grammar(param, "must be a list of strings")
+    return choices

@@ -1,0 +1,328 @@
+"""A client's JSON Schema -> the schema that the grammar library is given, or an error with a place.
+
+    text -> parse, bounds -> references -> unsupported keywords -> rewriting -> can it end at all
+
+Drafts 4 to 2020-12 as far as docs/structured-output.md says. What the library has no grammar for is
+refused (strict) or left out; some keywords are first brought to others that mean the same.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ninfer.contract.errors import RequestError
+from ninfer.frontend.constraints.schema_walk import children, path_of, resolve, rewritten
+
+MAX_CHARACTERS: Final = 524_288
+MAX_DEPTH: Final = 64
+MAX_ROUNDS: Final = 64
+"""Of the search for a schema without an end; what is nested deeper is taken to have one."""
+LARGEST_INTEGER: Final = 10**18
+"""Bound of integers that have none of their own: a model must not write digits for ever."""
+
+_UNSUPPORTED: Final = (
+    "not", "if", "then", "else", "contains", "minContains", "maxContains", "dependentRequired",
+    "dependentSchemas", "dependencies", "unevaluatedProperties", "unevaluatedItems",
+    "propertyNames", "uniqueItems", "$dynamicRef", "$recursiveRef",
+)  # fmt: skip
+_HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
+    "uniqueItems": (False,),
+    "unevaluatedProperties": (True,),
+    "unevaluatedItems": (True,),
+    "propertyNames": (True,),
+    "minContains": (0,),
+}
+"""Values that ask for nothing."""
+_FORMATS: Final = frozenset(
+    {"date", "time", "date-time", "duration", "uuid", "email", "hostname", "ipv4", "ipv6", "uri"}
+)
+_OTHER_FORMATS: Final = frozenset(
+    {
+        "idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer", "regex",
+        "relative-json-pointer", "uri-reference", "uri-template",
+    }
+)  # fmt: skip
+"""Standard ones without a grammar; others are no part of the standard and only describe."""
+_KEPT: Final = frozenset(
+    {
+        "type", "properties", "required", "additionalProperties", "patternProperties",
+        "minProperties", "maxProperties", "items", "prefixItems", "additionalItems", "minItems",
+        "maxItems", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "$defs", "definitions",
+        "minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum",
+        "exclusiveMaximum", "multipleOf",
+    }
+)  # fmt: skip
+"""What the library is given; a keyword of nobody's is an annotation and means nothing."""
+_COUNTS: Final = (
+    "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties",
+)  # fmt: skip
+
+
+def prepare_schema(text: str, param: str, *, is_strict: bool) -> dict[str, Any]:
+    """The schema for the library. Raises RequestError (`invalid_json_schema`,
+    `schema_too_complex`) whose param names the place in the schema."""
+    if len(text) > MAX_CHARACTERS:
+        raise too_complex(param, f"has more than {MAX_CHARACTERS} characters")
+    root = _parsed(text, param)
+    _check_depth(root, param)
+    if root is False:
+        raise invalid(param, "allows no value at all")
+    if root is True:
+        root = {}
+    if not isinstance(root, dict):
+        raise invalid(param, "must be an object or a boolean")
+    _check(root, root, param, is_strict)
+    prepared = rewritten(root, param, lambda schema, path: _supported(schema))
+    if not _can_end(prepared):
+        raise invalid(param, "only allows values that never end")
+    result: dict[str, Any] = prepared
+    return result
+
+
+def invalid(path: str, rule: str) -> RequestError:
+    return RequestError("invalid_json_schema", f"'{path}' {rule}.", path)
+
+
+def too_complex(path: str, rule: str) -> RequestError:
+    return RequestError("schema_too_complex", f"'{path}' {rule}.", path)
+
+
+def _parsed(text: str, param: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise too_complex(param, f"is nested deeper than {MAX_DEPTH}") from None
+    except ValueError:
+        raise invalid(param, "is not JSON") from None
+
+
+def _check_depth(value: Any, param: str) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        if not level:
+            return
+        level = [
+            inner
+            for item in level
+            if isinstance(item, dict | list)
+            for inner in (item.values() if isinstance(item, dict) else item)
+        ]
+    raise too_complex(param, f"is nested deeper than {MAX_DEPTH}")
+
+
+def _check(root: dict[str, Any], schema: Any, path: str, is_strict: bool) -> None:
+    if isinstance(schema, bool):
+        return
+    if not isinstance(schema, dict):
+        raise invalid(path, "must be an object or a boolean")
+    _check_shapes(schema, path)
+    _check_reference(root, schema, path)
+    if is_strict:
+        _check_supported(schema, path)
+    for place, child in children(schema, path):
+        _check(root, child, place, is_strict)
+
+
+def _check_shapes(schema: Mapping[str, Any], path: str) -> None:
+    """What the library would report without a place, or take for something else."""
+    for key in ("properties", "patternProperties", "$defs", "definitions"):
+        if not isinstance(schema.get(key, {}), dict):
+            raise invalid(path_of(path, key), "must be an object of schemas")
+    for key in ("anyOf", "oneOf", "allOf"):
+        if key in schema and not (isinstance(schema[key], list) and schema[key]):
+            raise invalid(path_of(path, key), "must be a list of at least one schema")
+    if not isinstance(schema.get("prefixItems", []), list):
+        raise invalid(path_of(path, "prefixItems"), "must be a list of schemas")
+    if "enum" in schema and not (isinstance(schema["enum"], list) and schema["enum"]):
+        raise invalid(path_of(path, "enum"), "must be a list of at least one value")
+    for key in ("items", "additionalProperties"):
+        if not isinstance(schema.get(key, {}), dict | bool | list):
+            raise invalid(path_of(path, key), "must be a schema")
+    required = schema.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        raise invalid(path_of(path, "required"), "must be a list of names")
+    for key in _COUNTS:
+        value = schema.get(key, 0)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            raise invalid(path_of(path, key), "must be a whole number of at least 0")
+    for name, pattern in _patterns(schema, path):
+        if not isinstance(pattern, str):
+            raise invalid(name, "must be a string")
+
+
+def _patterns(schema: Mapping[str, Any], path: str) -> list[tuple[str, Any]]:
+    return [(path_of(path, key), schema[key]) for key in ("pattern", "format") if key in schema]
+
+
+def _check_reference(root: dict[str, Any], schema: Mapping[str, Any], path: str) -> None:
+    if "$ref" not in schema:
+        return
+    reference, place = schema["$ref"], path_of(path, "$ref")
+    if not isinstance(reference, str):
+        raise invalid(place, "must be a string")
+    if not reference.startswith("#"):
+        raise invalid(place, "must stay inside the schema: nothing is fetched")
+    try:
+        target = resolve(root, reference)
+    except LookupError:
+        raise invalid(place, "names nothing in the schema") from None
+    if not isinstance(target, dict | bool):
+        raise invalid(place, "does not name a schema")
+
+
+def _check_supported(schema: Mapping[str, Any], path: str) -> None:
+    for key in _UNSUPPORTED:
+        if key in schema and not _means_nothing(schema, key) and not _is_rewritable(schema, key):
+            raise invalid(path_of(path, key), "is a keyword that cannot be enforced")
+    if schema.get("format") in _OTHER_FORMATS:
+        raise invalid(path_of(path, "format"), "is a format that cannot be enforced")
+
+
+def _means_nothing(schema: Mapping[str, Any], key: str) -> bool:
+    value = schema[key]
+    return any(
+        value == harmless and isinstance(value, bool) == isinstance(harmless, bool)
+        for harmless in _HARMLESS.get(key, ())
+    )
+
+
+def _is_rewritable(schema: Mapping[str, Any], key: str) -> bool:
+    return key == "propertyNames" and _name_pattern(schema) is not None
+
+
+def _supported(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema in the library's own keywords."""
+    _old_bounds(schema)
+    _rewrite_names(schema)
+    _rewrite_nullable(schema)
+    if isinstance(schema.get("items"), list):
+        schema["prefixItems"] = schema.pop("items")
+        schema["items"] = schema.pop("additionalItems", True)
+    schema.pop("additionalItems", None)
+    if schema.get("format") not in _FORMATS:
+        schema.pop("format", None)
+    _bound_integers(schema)
+    return {key: value for key, value in schema.items() if key in _KEPT}
+
+
+def _old_bounds(schema: dict[str, Any]) -> None:
+    """Draft 4: `exclusiveMinimum: true` speaks of `minimum`."""
+    for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        is_exclusive = schema.get(exclusive)
+        if isinstance(is_exclusive, bool):
+            del schema[exclusive]
+            if is_exclusive and bound in schema:
+                schema[exclusive] = schema.pop(bound)
+
+
+def _rewrite_names(schema: dict[str, Any]) -> None:
+    """`propertyNames` with a pattern as patternProperties."""
+    pattern = _name_pattern(schema) if "propertyNames" in schema else None
+    if pattern is None:
+        return
+    del schema["propertyNames"]
+    schema["patternProperties"] = {pattern: schema.get("additionalProperties", True)}
+    schema["additionalProperties"] = False
+
+
+def _name_pattern(schema: Mapping[str, Any]) -> str | None:
+    """A pattern of all names that are allowed, when that is all there is to say of names."""
+    names = schema["propertyNames"]
+    if not isinstance(names, dict) or "patternProperties" in schema or schema.get("properties"):
+        return None
+    rules = {key: value for key, value in names.items() if key in _KEPT and key != "type"}
+    if rules.keys() == {"pattern"} and isinstance(rules["pattern"], str):
+        return str(rules["pattern"])
+    if rules.keys() == {"enum"} and all(isinstance(name, str) for name in rules["enum"]):
+        return f"^({'|'.join(map(re.escape, rules['enum']))})$"
+    if rules and rules.keys() <= {"minLength", "maxLength"}:
+        longest = rules.get("maxLength", "")
+        return f"^[\\s\\S]{{{rules.get('minLength', 0)},{longest}}}$"
+    return None
+
+
+def _rewrite_nullable(schema: dict[str, Any]) -> None:
+    """OpenAPI's `nullable: true`."""
+    kind = schema.get("type")
+    if schema.get("nullable") is not True or kind is None:
+        return
+    kinds = [kind] if isinstance(kind, str) else list(kind)
+    if "null" not in kinds:
+        schema["type"] = [*kinds, "null"]
+    if isinstance(schema.get("enum"), list) and None not in schema["enum"]:
+        schema["enum"] = [*schema["enum"], None]
+
+
+def _bound_integers(schema: dict[str, Any]) -> None:
+    kind = schema.get("type")
+    is_integer = kind == "integer" or (
+        isinstance(kind, list) and "integer" in kind and "number" not in kind
+    )
+    if not is_integer or "multipleOf" in schema or "enum" in schema or "const" in schema:
+        return
+    lower = schema.get("minimum", schema.get("exclusiveMinimum"))
+    upper = schema.get("maximum", schema.get("exclusiveMaximum"))
+    if lower is None and (upper is None or upper > -LARGEST_INTEGER):
+        schema["minimum"] = -LARGEST_INTEGER
+    if upper is None and (lower is None or lower < LARGEST_INTEGER):
+        schema["maximum"] = LARGEST_INTEGER
+
+
+def _can_end(root: dict[str, Any]) -> bool:
+    """Whether some value of the schema is finite. A round finds what ends given what was found."""
+    targets = {reference: resolve(root, reference) for reference in _references(root)}
+    ending: set[str] = set()
+    for _ in range(MAX_ROUNDS):
+        found = {
+            reference
+            for reference, target in targets.items()
+            if reference not in ending and _ends(target, ending)
+        }
+        if not found:
+            return _ends(root, ending)
+        ending |= found
+    return True
+
+
+def _references(schema: Any) -> set[str]:
+    found: set[str] = set()
+    waiting = [schema]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            if isinstance(node.get("$ref"), str):
+                found.add(node["$ref"])
+            waiting += [child for _, child in children(node, "")]
+    return found
+
+
+def _ends(schema: Any, ending: set[str]) -> bool:
+    if not isinstance(schema, dict):
+        return schema is not False
+    if "$ref" in schema and schema["$ref"] not in ending:
+        return False
+    for key in ("anyOf", "oneOf"):
+        if key in schema and not any(_ends(item, ending) for item in schema[key]):
+            return False
+    if not all(_ends(item, ending) for item in schema.get("allOf", ())):
+        return False
+    if schema.get("type") in ("object", ["object"]):
+        properties = schema.get("properties", {})
+        return all(
+            _ends(properties.get(name, True), ending)
+            for name in schema.get("required", ())
+            if isinstance(properties.get(name, True), dict)
+        )
+    if schema.get("type") in ("array", ["array"]):
+        return _items_end(schema, ending)
+    return True
+
+
+def _items_end(schema: Mapping[str, Any], ending: set[str]) -> bool:
+    least, prefix = schema.get("minItems", 0), schema.get("prefixItems", [])
+    if not all(_ends(item, ending) for item in prefix[: int(least)]):
+        return False
+    return least <= len(prefix) or _ends(schema.get("items", True), ending)

@@ -1,0 +1,68 @@
+"""Where one answer is in its grammar. Not for concurrent use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from llguidance import LLMatcher
+from numpy.typing import NDArray
+
+
+class Matcher:
+    """A place in a compiled grammar; starts at its beginning."""
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+        self._matcher = matcher
+        # The library's vocabulary has one token more.
+        self._words: NDArray[np.uint32] = np.zeros(-(-(vocab_size + 1) // 32), np.uint32)
+        self._vocab_size = vocab_size
+
+    def copy(self) -> Matcher:
+        """Another one at this place."""
+        return Matcher(self._matcher.deep_copy(), self._vocab_size)
+
+    @property
+    def is_accepting(self) -> bool:
+        """The answer may end here."""
+        return bool(self._matcher.is_accepting())
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing more may come."""
+        return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
+
+    @property
+    def is_failed(self) -> bool:
+        """A bound of the library was exceeded; nothing can come any more."""
+        return bool(self._matcher.is_error())
+
+    def accepts(self, token_ids: Sequence[int]) -> bool:
+        """Whether all of these may come next."""
+        return self._matcher.validate_tokens(list(token_ids)) == len(token_ids)
+
+    def completes_with(self, token_ids: Sequence[int]) -> bool:
+        """`is_complete` behind these, which it accepts. Changes nothing."""
+        if not self._matcher.consume_tokens(list(token_ids)):
+            return False
+        is_complete = self.is_complete
+        self._matcher.rollback(len(token_ids))
+        return is_complete
+
+    def consume(self, token_ids: Sequence[int]) -> bool:
+        """Go on behind these; False when they are not accepted, and then it has failed."""
+        return not token_ids or bool(self._matcher.consume_tokens(list(token_ids)))
+
+    def forced(self) -> list[int]:
+        """Tokens that must come next, as the model would write them; often none."""
+        return list(self._matcher.compute_ff_tokens())
+
+    def fill(self, words: NDArray[np.uint32]) -> None:
+        """The tokens that may come next, ends of the answer not among them."""
+        self._matcher.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
+        if self.is_failed:
+            words[:] = 0
+            return
+        words[:] = self._words[: words.size]
+        if self._vocab_size % 32:
+            words[-1] &= (1 << self._vocab_size % 32) - 1
