@@ -73,7 +73,8 @@ class FreeExecutor:
     def _output(self, row: UnitRow) -> RowOutput:
         if row.sample is None:
             return RowOutput(None)
-        return self._tokens[(row.start + row.token_ids.shape[0]) % len(self._tokens)]
+        place: int = row.start + row.token_ids.shape[0]
+        return self._tokens[place % len(self._tokens)]
 
     async def _wait(self) -> None:
         await asyncio.sleep(self._step_s)

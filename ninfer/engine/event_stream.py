@@ -22,9 +22,7 @@ from ninfer.contract.generation import (
     Finished,
     OutputDelta,
     Progress,
-    Usage,
 )
-from ninfer.contract.sampling import PromptScores
 
 
 class EventStream:
@@ -32,13 +30,11 @@ class EventStream:
 
     def __init__(self) -> None:
         self._admitted: Admitted | None = None
-        self._deltas: list[OutputDelta] = []
-        self._scores: list[PromptScores] = []
-        self._usage: Usage | None = None
+        self._progress: list[Progress] = []
         self._terminal: Finished | Failed | None = None
         self._has_ended = False
         self._is_closed = False
-        self._wake = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
 
     def push(self, event: Event) -> None:
         """Add an event; a second terminal event, or any after it, is an InvariantError."""
@@ -48,45 +44,51 @@ class EventStream:
         if self._is_closed:
             return
         match event:
+            case Progress():
+                self._progress.append(event)
             case Admitted():
                 self._admitted = event
-            case Progress():
-                self._deltas.extend(event.deltas)
-                self._scores.extend(event.prompt_scores)
-                self._usage = event.usage
             case Finished() | Failed():
                 self._terminal = event
-        self._wake.set()
+        self._wake()
 
     async def next(self) -> Event | None:
         """The next event; None when there will be no more."""
         while (event := self._take()) is None:
             if self._has_ended or self._is_closed:
                 return None
-            self._wake.clear()
-            await self._wake.wait()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
         return event
 
     def close(self) -> None:
         """The reader has gone: forget what is buffered and drop what follows. Idempotent."""
         self._is_closed = True
         self._admitted = None
-        self._usage = None
         self._terminal = None
-        self._deltas.clear()
-        self._scores.clear()
-        self._wake.set()
+        self._progress.clear()
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def _take(self) -> Event | None:
         if self._admitted is not None:
             admitted, self._admitted = self._admitted, None
             return admitted
-        if self._usage is not None:
-            progress = Progress(merge_deltas(self._deltas), self._usage, tuple(self._scores))
-            self._deltas, self._scores, self._usage = [], [], None
-            return progress
+        if self._progress:
+            progress, self._progress = self._progress, []
+            return progress[0] if len(progress) == 1 else _merged(progress)
         terminal, self._terminal = self._terminal, None
         return terminal
+
+
+def _merged(progress: Sequence[Progress]) -> Progress:
+    deltas = [delta for event in progress for delta in event.deltas]
+    scores = tuple(part for event in progress for part in event.prompt_scores)
+    return Progress(merge_deltas(deltas), progress[-1].usage, scores)
 
 
 def merge_deltas(deltas: Iterable[OutputDelta]) -> tuple[OutputDelta, ...]:

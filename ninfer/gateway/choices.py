@@ -45,7 +45,8 @@ def build_requests(
     params: GenerationParams,
     num_choices: int,
 ) -> list[GenerationRequest]:
-    """One request a choice; all seeds follow from the first one's."""
+    """One request a choice; all seeds follow from the first one's. They share the prompt object,
+    which is how the engine knows that its prefill serves all of them."""
     build, now_s = model.frontend.build_request, model.engine.now()
     if num_choices == 1:
         return [build(answer_id, prompt, params, now=now_s)]
@@ -135,7 +136,10 @@ class Choices:
     async def __anext__(self) -> tuple[int, LiveEvent]:
         if self._num_running == 0:
             raise StopAsyncIteration
-        index, event = await self._next()
+        if self._single is not None:
+            index, event = 0, await _take(self._single)
+        else:
+            index, event = await self._next_of_many()
         self._reports.note(index, event)
         if isinstance(event, Failed):
             raise event.error
@@ -143,9 +147,7 @@ class Choices:
             self._num_running -= 1
         return index, event
 
-    async def _next(self) -> tuple[int, Event]:
-        if self._single is not None:
-            return 0, await _take(self._single)
+    async def _next_of_many(self) -> tuple[int, Event]:
         index, event = await self._queue.get()
         if isinstance(event, Exception):
             raise event
@@ -185,7 +187,7 @@ class Choices:
 
 
 async def _take(events: AsyncIterator[Event]) -> Event:
-    event = await anext(events, None)
-    if event is None:
-        raise InvariantError("a request's events ended without a terminal one")
-    return event
+    try:
+        return await anext(events)
+    except StopAsyncIteration:
+        raise InvariantError("a request's events ended without a terminal one") from None

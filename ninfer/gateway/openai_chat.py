@@ -34,6 +34,7 @@ from ninfer.gateway.chat_request import ChatRequest, parse_chat_request
 from ninfer.gateway.choices import Choices, LiveEvent, build_requests
 from ninfer.gateway.exchange import Exchange
 from ninfer.gateway.fields import Fields
+from ninfer.gateway.frame_template import FrameTemplate
 from ninfer.gateway.request_ids import new_id
 from ninfer.gateway.sse import DONE_FRAME, OpenAIStreamStyle, data_frame
 
@@ -129,6 +130,7 @@ class ChunkWriter(OpenAIStreamStyle):
         self._wants_logprobs = request.params.top_logprobs is not None
         self._endings = [Ending() for _ in range(request.num_choices)]
         self._entries: list[list[dict[str, Any]]] = [[] for _ in range(request.num_choices)]
+        self._templates: dict[tuple[int, str], FrameTemplate] = {}
 
     def opening(self) -> list[bytes]:
         """Role chunks of all choices, in order: accumulators use the index as a list position."""
@@ -157,7 +159,7 @@ class ChunkWriter(OpenAIStreamStyle):
         if delta.channel == "reasoning":
             if not delta.text or self._request.hide_reasoning:
                 return []
-            return [self._chunk(self._choice(index, {"reasoning_content": delta.text}))]
+            return [self._text_chunk(index, "reasoning_content", delta.text)]
         if self._wants_logprobs:
             token_bytes = self._frontend.token_bytes
             self._entries[index] += [
@@ -165,9 +167,24 @@ class ChunkWriter(OpenAIStreamStyle):
             ]
         if not delta.text:
             return []
+        if not self._entries[index]:
+            return [self._text_chunk(index, "content", delta.text)]
         choice = self._choice(index, {"content": delta.text})
         choice["logprobs"] = self._take_logprobs(index)
         return [self._chunk(choice)]
+
+    def _text_chunk(self, index: int, key: str, text: str) -> bytes:
+        """By far most chunks are of this kind."""
+
+        def frame_of(some_text: str) -> bytes:
+            return self._chunk(self._choice(index, {key: some_text}))
+
+        if self._request.continuous_usage:
+            return frame_of(text)
+        template = self._templates.get((index, key))
+        if template is None:
+            template = self._templates[index, key] = FrameTemplate(frame_of)
+        return template.fill(text)
 
     def _finish_frame(self, index: int, finish: Finish) -> bytes:
         choice = self._choice(index, {})
