@@ -18,10 +18,7 @@ def read(arguments: str, cuts: list[int]) -> tuple[str, str]:
     """(what came before the end, what came at it)."""
     reader = CallInput()
     borders = [0, *sorted(min(cut, len(arguments)) for cut in cuts), len(arguments)]
-    early = "".join(
-        reader.feed(arguments[start:stop])
-        for start, stop in pairwise(borders)
-    )
+    early = "".join(reader.feed(arguments[start:stop]) for start, stop in pairwise(borders))
     return early, reader.end()
 
 
