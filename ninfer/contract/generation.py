@@ -259,6 +259,10 @@ class EngineStatus:
     prompt_tokens_total: int
     completion_tokens_total: int
     error: str | None = None
+    slots_used: int = 0
+    slots_total: int = 0
+    has_ended: bool = False
+    """It has stopped for good; otherwise an engine that is unavailable may only be stuck."""
 
 
 class GenerationEngine(Protocol):

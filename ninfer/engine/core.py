@@ -115,6 +115,9 @@ class Engine:
             prompt_tokens_total=self._metrics.prompt_tokens_total,
             completion_tokens_total=self._metrics.completion_tokens_total,
             error=error,
+            slots_used=occupancy.slots_used,
+            slots_total=occupancy.slots_total,
+            has_ended=self._worker.has_ended or self._is_closed,
         )
 
     def now(self) -> float:

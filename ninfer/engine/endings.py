@@ -42,8 +42,11 @@ class Endings:
         """It ended normally, with `deltas` as the last it has to show."""
         self._retire(record)
         timings = record.timings(self._clock())
+        usage = record.usage()
         self._metrics.note_finished(finish.reason, timings)
-        self._outbox.add(record, Finished(finish, deltas, record.usage(), timings))
+        if finish.reason is not FinishReason.CANCELLED:
+            self._metrics.histograms.note_ended(timings, usage, record.request.max_tokens)
+        self._outbox.add(record, Finished(finish, deltas, usage, timings))
 
     def fail(self, record: RequestRecord, error: NInferError) -> None:
         self._retire(record)

@@ -8,9 +8,10 @@ from typing import TypeVar
 
 from ninfer.contract.cache import CheckpointKind, MissReason, Tier
 from ninfer.contract.generation import EngineStatus
-from ninfer.contract.metrics import MetricFamily, MetricSample, counter, gauge
+from ninfer.contract.metrics import MetricFamily, MetricSample, counter, gauge, histogram
 from ninfer.contract.program import TransferKind
 from ninfer.engine.context_metrics import ContextHoldings, ContextMetrics
+from ninfer.engine.histograms import EngineHistograms
 from ninfer.engine.metrics import EngineMetrics
 
 E = TypeVar("E", bound=Enum)
@@ -26,6 +27,8 @@ def engine_families(status: EngineStatus, metrics: EngineMetrics) -> list[Metric
             "kv_pages_used", "KV pages in use, those of the context cache too", status.pages_used
         ),
         gauge("kv_pages", "KV pages", status.pages_total),
+        gauge("state_slots_used", "States in use, saved ones too", status.slots_used),
+        gauge("state_slots", "States there is room for", status.slots_total),
         MetricFamily(
             "requests",
             "counter",
@@ -69,7 +72,27 @@ def engine_families(status: EngineStatus, metrics: EngineMetrics) -> list[Metric
             "Prompt tokens that came from the context cache",
             metrics.cached_tokens_total,
         ),
+        *_histogram_families(metrics.histograms),
     ]
+
+
+def _histogram_families(values: EngineHistograms) -> list[MetricFamily]:
+    return [
+        histogram("request_queue_seconds", "Time in the queue", values.queue),
+        histogram("request_prefill_seconds", "Time from the queue to the first token",
+            values.prefill),
+        histogram("request_decode_seconds", "Time from the first token to the last", values.decode),
+        histogram("request_inference_seconds", "Time behind the queue", values.inference),
+        histogram("request_seconds", "Time from arrival to the end", values.total),
+        histogram("request_first_token_seconds", "Time from arrival to the first token",
+            values.first_token),
+        histogram("token_gap_seconds", "Time between two tokens of a request", values.token_gap),
+        histogram("request_prompt_tokens", "Tokens of a prompt", values.prompt_tokens),
+        histogram("request_generation_tokens", "Tokens of an answer", values.output_tokens),
+        histogram("request_max_tokens", "Tokens an answer might have had",
+            values.max_output_tokens),
+        histogram("unit_tokens", "Inputs computed in one step", values.unit_tokens),
+    ]  # fmt: skip
 
 
 def context_families(metrics: ContextMetrics, holdings: ContextHoldings) -> list[MetricFamily]:

@@ -7,6 +7,7 @@ from enum import Enum
 
 from ninfer.contract.errors import NInferError, NonFiniteLogits
 from ninfer.contract.generation import FinishReason, Timings
+from ninfer.engine.histograms import EngineHistograms
 
 _DURATION_WEIGHT = 0.1
 _MIN_RETRY_S = 1.0
@@ -47,6 +48,7 @@ class EngineMetrics:
     num_snapshots_lost    Snapshots of paused requests that were given up
     replayed_tokens_total   inputs that were fed again
     scheduling_s_total    processor time of boundaries and launches, between two units
+    histograms            how these times and sizes are spread
     request_s_mean        smoothed duration of requests that ran to their end
     """
 
@@ -69,6 +71,7 @@ class EngineMetrics:
     num_snapshots_lost: int = 0
     replayed_tokens_total: int = 0
     scheduling_s_total: float = 0.0
+    histograms: EngineHistograms = field(default_factory=EngineHistograms)
     request_s_mean: float | None = None
 
     def note_admitted(self, queue_s: float) -> None:
@@ -78,6 +81,7 @@ class EngineMetrics:
     def note_first_token(self, ttft_s: float) -> None:
         self.num_first_tokens += 1
         self.ttft_s_total += ttft_s
+        self.histograms.first_token.observe(ttft_s)
 
     def note_finished(self, reason: FinishReason, timings: Timings) -> None:
         outcome = outcome_of(reason)

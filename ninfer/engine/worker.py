@@ -245,6 +245,7 @@ class Worker:
             )
         ]
         self._program.commit(unit.batch, [verdict.accepted for verdict in verdicts])
+        self._metrics.histograms.unit_tokens.observe(sum(unit.batch.num_inputs))
         if unit.batch.kind is UnitKind.PREFILL:
             self._note_prefilled(unit, now)
         else:
@@ -295,6 +296,8 @@ class Worker:
         if record.first_token_s is None:
             record.first_token_s = now
             self._metrics.note_first_token(now - record.submitted_s)
+        elif record.last_token_s is not None:
+            self._metrics.histograms.token_gap.observe(now - record.last_token_s)
         record.last_token_s = now
         record.accepted.extend(verdict.token_ids)
         self._metrics.completion_tokens_total += verdict.accepted

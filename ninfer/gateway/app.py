@@ -10,6 +10,7 @@ It exists before the model does: the port answers /health and /v1/models while t
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Final
 
 from aiohttp import web
@@ -88,13 +89,19 @@ class Gateway:
             connection.begin_request(request.version)
         self.counters.exchanges_active += 1
         self.counters.exchanges_total += 1
+        start_s, status = time.monotonic(), None
         try:
-            return await self._answer(request)
+            response = await self._answer(request)
+            status = response.status
+            return response
         except (asyncio.CancelledError, ConnectionError):
             self.counters.aborts += 1
             raise
         finally:
             self.counters.exchanges_active -= 1
+            route = self._router.route_of(normalise_path(request.path))
+            seconds = time.monotonic() - start_s
+            self.counters.http.note_answered(route, request.method, status, seconds)
             if isinstance(connection, Connection):
                 connection.end_request()
 

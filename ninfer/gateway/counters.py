@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ninfer.gateway.http_metrics import HttpMetrics
 from ninfer.gateway.recent_errors import RecentErrors
 
 
@@ -14,6 +15,7 @@ class GatewayCounters:
     exchanges_active     requests being answered right now
     aborts               connections that went away before their answer was complete
     surrogates_replaced  lone surrogates of request texts that became U+FFFD
+    http                 requests by route, and how long they took
     errors               what requests were answered with
     """
 
@@ -22,3 +24,4 @@ class GatewayCounters:
     aborts: int = 0
     surrogates_replaced: int = 0
     errors: RecentErrors = field(default_factory=RecentErrors)
+    http: HttpMetrics = field(default_factory=HttpMetrics)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import re
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias, TypeVar
@@ -109,9 +109,14 @@ class Exchange:
     def note_begin(self, request_ids: Sequence[str]) -> None:
         """The engine is given requests of these names; an abort may use them, and the name of the
         answer that several of them belong to."""
+        self.counters.http.choices.observe(len(request_ids))
+        parents = [_CHOICE_SUFFIX.sub("", request_id) for request_id in request_ids]
+        self._name((*request_ids, *parents))
+
+    def _name(self, names: Iterable[str]) -> None:
+        """Names an abort may use."""
         if self._running is not None:
-            parents = [_CHOICE_SUFFIX.sub("", request_id) for request_id in request_ids]
-            self._running.add(self, (*request_ids, *parents))
+            self._running.add(self, names)
 
     def abort(self) -> bool:
         """End the request with an error, wherever it is. False when its answer is complete."""
@@ -154,7 +159,7 @@ class Exchange:
         if isinstance(connection, Connection):
             connection.need_client()
         self._task = asyncio.current_task()
-        self.note_begin((self.request_id,))
+        self._name((self.request_id,))
 
         def note_and_parse(fields: Fields) -> tuple[T, tuple[str, ...]]:
             self._log_body(fields)
@@ -163,7 +168,7 @@ class Exchange:
         body = await read_json_body(self.request, self.limits, note_and_parse)
         self.counters.surrogates_replaced += body.surrogates_replaced
         value, names = body.value
-        self.note_begin(names)
+        self._name(names)
         return value
 
     def json(
@@ -247,6 +252,7 @@ class Exchange:
     def _report(self, error: Exception) -> None:
         """Log without the texts of foreign exceptions: they may quote the prompt."""
         self.counters.errors.note(error, self.path, self.request_id)
+        self.counters.http.note_error(error)
         if is_expected(error):
             return
         text = error.message if isinstance(error, NInferError) else ""

@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Final, TypeAlias
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
-from ninfer.contract.metrics import MetricFamily, counter, gauge
+from ninfer.contract.errors import InvariantError
+from ninfer.contract.metrics import MetricFamily, MetricSample, counter, gauge
 from ninfer.gateway.counters import GatewayCounters
 from ninfer.gateway.exchange import Exchange
+from ninfer.gateway.metric_aliases import alias_families
 
-_PREFIX: Final = "ninfer_"
 _MODEL_LABEL: Final = "model_name"
+_AnyMetric: TypeAlias = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+_KINDS: Final[Mapping[str, type[_AnyMetric]]] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
 
 
 async def metrics(exchange: Exchange) -> web.StreamResponse:
     """Also while the model is loading: what is known then."""
     model = exchange.lifecycle.model
     families = [*gateway_families(exchange.counters), *(model.metrics() if model else ())]
+    families += alias_families(families, exchange.options.metric_aliases)
     return exchange.text(prometheus_text(families, exchange.served_name), CONTENT_TYPE_LATEST)
 
 
@@ -46,6 +61,7 @@ def gateway_families(counters: GatewayCounters) -> list[MetricFamily]:
             "Lone surrogates in request texts that became U+FFFD",
             counters.surrogates_replaced,
         ),
+        *counters.http.families(),
     ]
 
 
@@ -66,10 +82,23 @@ class _Families(Collector):
 
     def collect(self) -> Iterable[Metric]:
         for family in self._families:
-            names = [name for sample in family.samples[:1] for name, _ in sample.labels]
-            kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
-            metric = kind(_PREFIX + family.name, family.help, labels=[_MODEL_LABEL, *names])
+            names = [
+                _MODEL_LABEL,
+                *(name for sample in family.samples[:1] for name, _ in sample.labels),
+            ]
+            metric = _KINDS[family.kind](family.prefix + family.name, family.help, labels=names)
             for sample in family.samples:
-                values = [self._model_name, *(value for _, value in sample.labels)]
-                metric.add_metric(values, sample.value)
+                _add(metric, [self._model_name, *(value for _, value in sample.labels)], sample)
             yield metric
+
+
+def _add(metric: _AnyMetric, labels: list[str], sample: MetricSample) -> None:
+    if not isinstance(metric, HistogramMetricFamily):
+        metric.add_metric(labels, sample.value)
+        return
+    if sample.distribution is None:
+        raise InvariantError(f"{metric.name} has no distribution")
+    edges = [*map(floatToGoString, sample.distribution.edges), "+Inf"]
+    totals = accumulate(sample.distribution.counts)
+    buckets = list(zip(edges, map(float, totals), strict=True))
+    metric.add_metric(labels, buckets, sample.distribution.sum)

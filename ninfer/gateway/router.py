@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from ninfer.contract.errors import RequestError
@@ -12,6 +12,9 @@ from ninfer.gateway.exchange import Handler
 _PREFIX: Final = "/v1"
 ANY_SEGMENT: Final = "{id}"
 """Stands in a pattern for any one segment of a path."""
+REST: Final = "{path}"
+"""Stands for whatever follows a prefix."""
+NO_ROUTE: Final = "none"
 Methods = Mapping[str, Handler]
 
 
@@ -64,15 +67,31 @@ class Router:
             raise _not_found(path)
         return _listed(methods)
 
+    def route_of(self, path: str) -> str:
+        """The route a path takes, as `routes` names it; `NO_ROUTE` where nothing stands."""
+        found = self._find(path)
+        return NO_ROUTE if found is None else found[0]
+
+    def routes(self) -> Iterator[tuple[str, Methods]]:
+        """Every route there is, without `/v1`; `{id}` and `{path}` stand for what varies."""
+        yield from self._exact.items()
+        yield from self._patterns.items()
+        for prefix, methods in self._prefixes.items():
+            yield prefix + REST, methods
+
     def _methods_of(self, path: str) -> Methods | None:
+        found = self._find(path)
+        return None if found is None else found[1]
+
+    def _find(self, path: str) -> tuple[str, Methods] | None:
         if path in self._exact:
-            return self._exact[path]
+            return path, self._exact[path]
         for pattern, methods in self._patterns.items():
             if _matches(pattern, path):
-                return methods
+                return pattern, methods
         for prefix, methods in self._prefixes.items():
             if path.startswith(prefix) and len(path) > len(prefix):
-                return methods
+                return prefix + REST, methods
         return None
 
 

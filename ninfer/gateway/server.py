@@ -19,7 +19,6 @@ from typing import Any, Final
 from aiohttp import web
 
 from ninfer.contract.errors import OptionError, Unavailable
-from ninfer.contract.generation import EngineHealth
 from ninfer.gateway.app import Gateway
 from ninfer.gateway.connection import ConnectionFactory
 from ninfer.gateway.lifecycle import ServedModel
@@ -140,11 +139,12 @@ async def _load(
 async def _watch_engine(gateway: Gateway, stop: StopRequest) -> None:
     """Return when told to stop; raise Unavailable when the engine is dead.
 
-    /health goes on reporting it for a moment, and clients get their error events.
+    /health goes on reporting it for a moment, and clients get their error events. An engine that
+    is only stuck may go on: whoever watches /health decides.
     """
     while not stop.drain.is_set():
         model = gateway.lifecycle.model
-        if model is not None and gateway.lifecycle.health is EngineHealth.UNAVAILABLE:
+        if model is not None and model.engine.status().has_ended:
             await _first_of(stop.drain, gateway.limits.failure_linger_s)
             text = model.engine.status().error or "the engine stopped"
             raise Unavailable("engine_unavailable", text)

@@ -4,7 +4,9 @@ import pytest
 
 from ninfer.contract.errors import InvariantError, NonFiniteLogits
 from ninfer.contract.generation import FinishReason, Timings
+from ninfer.contract.metrics import Histogram
 from ninfer.engine.metrics import EngineMetrics, Outcome
+from tests.helpers.engine_rig import capacity, read, running_engine
 
 
 @pytest.mark.parametrize(
@@ -42,3 +44,32 @@ def test_retry_time_follows_the_running_time_within_its_bounds() -> None:
     for _ in range(100):
         metrics.note_finished(FinishReason.STOP_TOKEN, Timings(0.0, 0.0, 900.0, 900.0))
     assert metrics.retry_after_s(4) == 60.0
+
+
+async def test_times_and_sizes_of_requests_are_spread_out() -> None:
+    async with running_engine(capacity(lanes=2)) as rig:
+        requests = [rig.request(10, max_tokens=3), rig.request(6, max_tokens=2)]
+        for handle in [rig.engine.submit(request) for request in requests]:
+            await read(handle)
+        values = rig.engine.metrics.histograms
+        assert counts_of(values.first_token) == (2, 0)
+        assert counts_of(values.token_gap) == (3, 0)
+        assert counts_of(values.prompt_tokens) == (2, 16)
+        assert counts_of(values.output_tokens) == (2, 5)
+        assert counts_of(values.max_output_tokens) == (2, 5)
+        units = rig.engine.metrics.num_prefill_units + rig.engine.metrics.num_decode_units
+        assert counts_of(values.unit_tokens) == (units, 16 + 3)
+
+
+async def test_cancelled_requests_are_no_measure() -> None:
+    async with running_engine() as rig:
+        handle = rig.engine.submit(rig.request(max_tokens=500))
+        handle.cancel()
+        await read(handle)
+        assert counts_of(rig.engine.metrics.histograms.total) == (0, 0)
+
+
+def counts_of(values: Histogram) -> tuple[int, float]:
+    spread = values.sample().distribution
+    assert spread is not None
+    return sum(spread.counts), spread.sum

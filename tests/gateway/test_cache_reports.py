@@ -128,6 +128,7 @@ def test_every_counter_of_engine_and_cache_is_reported() -> None:
     assert found["ninfer_cache_transfers_total", (("transfer", "restore"),)] == 9
     assert found["ninfer_cache_tier_bytes", (("tier", "disk"),)] == 1
     assert found["ninfer_cache_checkpoints", ()] == 3
+    assert found["ninfer_state_slots", ()] == FakeEngine().status().slots_total
     names = [family.name for family in families]
     assert len(names) == len(set(names))
 
@@ -138,7 +139,9 @@ def test_no_counter_is_forgotten(name: str) -> None:
         metrics, context = EngineMetrics(), ContextMetrics()
         owner: Any = metrics if hasattr(metrics, name) else context
         value = getattr(owner, name)
-        if change and isinstance(value, dict):
+        if change and name == "histograms":
+            value.total.observe(1)
+        elif change and isinstance(value, dict):
             value.update(dict.fromkeys(_keys_of(name), 5))
         elif change:
             setattr(owner, name, 5)

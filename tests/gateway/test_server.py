@@ -214,3 +214,18 @@ async def test_dead_engine_ends_the_server_after_saying_so() -> None:
         assert (await rig.get("/health")).json() == {"status": "unavailable"}
         with pytest.raises(Unavailable, match="device lost"):
             await serving
+
+
+async def test_a_stuck_engine_is_reported_and_may_go_on() -> None:
+    life = new_life()
+    life.loaded.set()
+    serving = asyncio.create_task(life.run())
+    async with life.client() as rig:
+        await until(lambda: bool(life.ready))
+        life.engine.is_stuck, life.engine.health = True, EngineHealth.UNAVAILABLE
+        await asyncio.sleep(0.3)  # longer than the dead one was reported
+        assert (await rig.get("/health")).status == 503
+        life.engine.health = EngineHealth.READY
+        assert (await rig.chat()).status == 200
+    life.stop.drain.set()
+    assert await serving

@@ -223,6 +223,7 @@ class FakeEngine:
         self.refusal: Exception | None = None
         self.max_open: int | None = None
         self.health = EngineHealth.READY
+        self.is_stuck = False
         self.is_admitting = True
         self.is_closed = False
         self.num_flushes = 0
@@ -265,6 +266,7 @@ class FakeEngine:
             prompt_tokens_total=0,
             completion_tokens_total=0,
             error="device lost" if self.health is EngineHealth.UNAVAILABLE else None,
+            has_ended=self.health is EngineHealth.UNAVAILABLE and not self.is_stuck,
         )
 
     def flush_cache(self) -> None:
@@ -317,7 +319,8 @@ def scores_of(request: GenerationRequest) -> tuple[PromptScores, ...]:
     shape = (scored.size, scoring.num_top)
     tops = np.broadcast_to(np.arange(scoring.num_top), shape)
     own = (scored / -100).astype(np.float64)
-    return (PromptScores(scoring.first, own, (65 + tops).astype(np.int32), -0.5 - tops),)
+    best = (-0.5 - tops).astype(np.float64)
+    return (PromptScores(scoring.first, own, (65 + tops).astype(np.int32), best),)
 
 
 def _usable_scoring(prompt: PreparedPrompt, scoring: PromptScoring | None) -> PromptScoring | None:
