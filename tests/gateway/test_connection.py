@@ -153,7 +153,7 @@ async def ask(rig: Rig, *pieces: bytes, closes_side: bool = False) -> tuple[byte
         ((b"get /v1/models?a=b HTTP/1.1\r\nHost: x\r\n\r\n",), b"GET, HEAD"),
         ((b"FROB /v1/chat/completions HTTP/1.0\r\n\r\n",), b"POST"),
         ((b"FROB /generate HTTP/1.1\r\n", b"Host: x\r\n\r\n"), b"POST"),
-        ((b"FRO", b"B /generate HTTP/1.1\r\nHost: x\r\n\r\n"), b"GET, POST, HEAD"),
+        ((b"FRO", b"B /generate HTTP/1.1\r\nHost: x\r\n\r\n"), b"DELETE, GET, POST, HEAD"),
         ((HEAD + b"\r\n", b"FROB /generate HTTP/1.1\r\nHost: x\r\n\r\n"), b"POST"),
         ((b"PROPFIND /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",), b"GET, HEAD"),
         ((b"PUT /generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",), b"POST"),
