@@ -2,6 +2,9 @@
 
     resume the oldest paused request -> admit from the queue -> begin the transfers that are wanted
 
+Requests with one and the same prompt (several answers to one question) share its prefill: the later
+ones wait for the checkpoints that the first leaves on its way.
+
 A scan runs when something changed that could let somebody in (`Scheduler.revision`). What "fits"
 is an estimate that keeps requests from being paused as soon as they run; whether a unit gets its
 memory is decided by permits alone.
@@ -13,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ninfer.contract.cache import CacheUse, MissReason
+from ninfer.contract.cache import CacheMode, CacheUse, MissReason
 from ninfer.contract.program import Amounts, Program, TransferKind
 from ninfer.contract.units import PAGE_TOKENS
 from ninfer.engine.context_protocol import SourceChoice, TransferPlan
@@ -76,6 +79,20 @@ class Admission:
             self._admit(now)
         self._begin_transfers()
 
+    def awaits_sibling(self, record: RequestRecord) -> bool:
+        """An older request with the same prompt is on its way to a checkpoint that this one can
+        start from."""
+        request = record.request
+        if request.cache.mode is CacheMode.OFF or request.scoring is not None:
+            return False
+        return any(
+            other.request.prompt is request.prompt
+            and other.ticket < record.ticket
+            and other.request.cache == request.cache
+            and self._is_before_capture(other)
+            for other in self._records.values()
+        )
+
     def forget(self, ticket: int) -> None:
         """The request is over."""
         self._wanted.pop(ticket, None)
@@ -117,6 +134,8 @@ class Admission:
     def _admit(self, now: float) -> None:
         for ticket in self._scheduler.admissible():
             record = self._records[ticket]
+            if self.awaits_sibling(record):
+                continue
             choice = self._choose(record)
             is_alone = self._scheduler.num_running + self._scheduler.num_paused == 0
             if not is_alone and not self._fits(self._pages_to_start(record, choice)):
@@ -125,6 +144,13 @@ class Admission:
             self._scheduler.take_lane(ticket)
             record.admitted_s = now
             self._start(record, choice, num_moves=0)
+
+    def _is_before_capture(self, record: RequestRecord) -> bool:
+        if record.phase is Phase.MATERIALIZING:
+            return True
+        if record.phase is not Phase.PREFILL:
+            return False
+        return self._program.frontier(record.resident) < max(record.captures, default=0)
 
     def _choose(self, record: RequestRecord) -> SourceChoice:
         """The context cache's choice, as far as the request can use it."""

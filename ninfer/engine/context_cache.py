@@ -190,6 +190,9 @@ class ContextCache:
             return self._keeper.relieve_device(need)
         return need.host_blocks > 0 and self._keeper.relieve_host(need.host_blocks)
 
+    def clear_device(self) -> bool:
+        return self._keeper.clear_device()
+
     def reclaimable(self) -> Amounts:
         return self._keeper.reclaimable()
 

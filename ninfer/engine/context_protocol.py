@@ -79,6 +79,10 @@ class ContextPolicy(Protocol):
         """Free memory of optional checkpoints towards `need` (pages, slots, host blocks). False
         when nothing more can be freed; else call again until it is enough."""
 
+    def clear_device(self) -> bool:
+        """Give up every copy on the device that may go, also those that free nothing: a row has to
+        copy the last page it shares with one. False when there is none."""
+
     def reclaimable(self) -> Amounts:
         """What `relieve` could free in all, now; asked only when free memory is short."""
 

@@ -44,6 +44,9 @@ class NoCache:
     def relieve(self, need: Amounts) -> bool:
         return False
 
+    def clear_device(self) -> bool:
+        return False
+
     def reclaimable(self) -> Amounts:
         return Amounts()
 

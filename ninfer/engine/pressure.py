@@ -3,7 +3,8 @@
     optional checkpoints -> Snapshots of paused requests -> the youngest younger resident
 
 A Snapshot goes to the host when it has room; it is given up (its request will replay) only for an
-older request or the protected one. Nobody is paused for a younger row.
+older request or the protected one. Nobody is paused for a younger row. When nothing of this helps
+anybody, all checkpoints leave the device: sharing its last page with one costs a row a page.
 """
 
 from __future__ import annotations
@@ -60,6 +61,10 @@ class Pressure:
                 return True
         self._refused[ticket] = self._scheduler.revision
         return False
+
+    def clear_cache(self) -> bool:
+        """The last resort, when no row gets its next unit and no transfer runs."""
+        return self._desk.is_free and self._policy.clear_device()
 
     def forget_refusals(self) -> None:
         """Every row may ask again."""

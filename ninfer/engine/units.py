@@ -47,6 +47,9 @@ class UnitLauncher:
             # Nobody may wait for an event that has already been: all ask again.
             self._pressure.forget_refusals()
             unit = self._launch_any(now)
+        if unit is None and self._scheduler.residents() and self._pressure.clear_cache():
+            self._pressure.forget_refusals()
+            unit = self._launch_any(now)
         return unit
 
     def _launch_any(self, now: float) -> LaunchedUnit | None:

@@ -45,6 +45,8 @@ _logger = logging.getLogger(__name__)
 
 MAX_BARREN_CYCLES: Final = 64
 """Cycles in a row that changed who has a lane and ran nothing; more of them are a fault."""
+_LEAST_WAIT_S: Final = 0.1
+"""Before a request that waits for a sibling, not for a lane, is looked at again."""
 
 
 class Worker:
@@ -200,6 +202,10 @@ class Worker:
                 self._cut_off(
                     record, Unavailable("deadline_exceeded", "the request's deadline has passed")
                 )
+            elif record.phase is Phase.WAITING and self._admission.awaits_sibling(record):
+                # It could have a lane; its wait begins when that is over.
+                again_s = max(self._longest_wait_s(record), _LEAST_WAIT_S)
+                self._expiries.add(now + again_s, ticket, kind)
             elif record.phase is Phase.WAITING:
                 self._endings.fail(record, self._queue_timeout(record))
 
@@ -268,9 +274,12 @@ class Worker:
         if self._pace.tokens_s is not None:
             self._policy.note_rates(prefill_tokens_s=self._pace.tokens_s)
         self._scheduler.note_prefilled(record.ticket, frontier)
-        if frontier in record.captures and record.ticket != self._scheduler.protected:
-            policy = self._residency.policy_of(record)
-            policy.reached(record.ticket, record.resident, frontier)
+        if frontier in record.captures:
+            if record.ticket != self._scheduler.protected:
+                policy = self._residency.policy_of(record)
+                policy.reached(record.ticket, record.resident, frontier)
+            # Its siblings may have waited for this.
+            self._scheduler.note_event()
 
     def _note_decoded(self, unit: LaunchedUnit) -> None:
         self._metrics.num_decode_units += 1

@@ -95,10 +95,12 @@ class Choices:
         self._pumps: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
-        """Check all and submit the first; raises what `submit` raises, and then none of the
-        requests is left running."""
+        """Check and prepare all and submit the first; raises what `submit` raises, and then none
+        of the requests is left running."""
         for request in self._requests:
             self._engine.check(request)
+            if request.prepare is not None:
+                await request.prepare()
         self._reports.begin()
         async with AsyncExitStack() as stack:
             handles: list[RequestHandle | None] = [None] * len(self._requests)

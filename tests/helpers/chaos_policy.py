@@ -113,6 +113,9 @@ class ChaosPolicy:
         del self._tickets[ticket]
         self._pins.pop(ticket, None)
 
+    def clear_device(self) -> bool:
+        return self.relieve(Amounts(pages=1))
+
     def relieve(self, need: Amounts) -> bool:
         assert max(need.pages, need.slots, need.host_blocks) > 0
         is_host = need.pages == need.slots == 0

@@ -115,6 +115,12 @@ class Keeper:
         self.drop_all(victims, Tier.DEVICE)
         return bool(victims)
 
+    def clear_device(self) -> bool:
+        """Give up all idle copies on the device; False when there are none."""
+        idle = [entry for entry in self.ordered(Tier.DEVICE) if self.is_idle(entry)]
+        self.drop_all(idle, Tier.DEVICE)
+        return bool(idle)
+
     def relieve_host(self, num_blocks: int) -> bool:
         """One step towards free host blocks."""
         victims = self.victims(Tier.HOST, _useful_blocks(num_blocks))
