@@ -18,6 +18,13 @@ from ninfer.gateway.fields import (
     invalid_value,
 )
 
+TEMPERATURES: Final = (0.0, 2.0)
+SHARES: Final = (0.0, 1.0)
+"""Range of top_p and min_p."""
+PENALTIES: Final = (-2.0, 2.0)
+"""Range of the presence and the frequency penalty."""
+MAX_REPETITION_PENALTY: Final = 10.0
+BIASES: Final = (-100.0, 100.0)
 MAX_CHOICES: Final = 16
 MAX_TOP_LOGPROBS: Final = 20
 MAX_STOPS: Final = 16
@@ -69,12 +76,12 @@ def parse_params(
     """Check every shared field of one object. Raises RequestError naming the field."""
     max_tokens = _max_tokens(fields, spellings)
     return GenerationParams(
-        temperature=fields.number("temperature", 0.0, 2.0),
+        temperature=fields.number("temperature", *TEMPERATURES),
         top_k=_top_k(fields, vocab_size),
-        top_p=fields.number("top_p", 0.0, 1.0),
-        min_p=fields.number("min_p", 0.0, 1.0),
-        presence_penalty=fields.number("presence_penalty", -2.0, 2.0),
-        frequency_penalty=fields.number("frequency_penalty", -2.0, 2.0),
+        top_p=fields.number("top_p", *SHARES),
+        min_p=fields.number("min_p", *SHARES),
+        presence_penalty=fields.number("presence_penalty", *PENALTIES),
+        frequency_penalty=fields.number("frequency_penalty", *PENALTIES),
         repetition_penalty=_repetition_penalty(fields),
         logit_bias=_logit_bias(fields, vocab_size),
         seed=_integer_of(fields, spellings.seed),
@@ -142,7 +149,9 @@ def _top_k(fields: Fields, vocab_size: int) -> int | None:
 
 def _repetition_penalty(fields: Fields) -> float | None:
     names = ("repetition_penalty", "repeat_penalty")
-    return first_given(fields.number(name, 0.0, 10.0, above=True) for name in names)
+    return first_given(
+        fields.number(name, 0.0, MAX_REPETITION_PENALTY, above=True) for name in names
+    )
 
 
 def _logit_bias(fields: Fields, vocab_size: int) -> tuple[tuple[int, float], ...]:
@@ -158,7 +167,7 @@ def _logit_bias(fields: Fields, vocab_size: int) -> tuple[tuple[int, float], ...
             raise invalid_value(
                 biases.path, f"must have token ids from 0 to {vocab_size - 1} as keys"
             )
-        pairs[int(key)] = as_number(value, biases.path_of(key), -100.0, 100.0)
+        pairs[int(key)] = as_number(value, biases.path_of(key), *BIASES)
     return tuple(sorted(pairs.items()))
 
 
