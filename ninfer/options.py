@@ -300,6 +300,12 @@ class SamplingOptions:
         None, "drop tokens below this share of the best one",
         parse=parse_float(0.0, 1.0), metavar="X",
     )  # fmt: skip
+    thinking_budget: int | None = option(
+        None,
+        "most tokens of a thought; then it is closed and the answer begins; default no limit",
+        parse=parse_int(1, 2**31 - 1),
+        metavar="TOKENS",
+    )
     presence_penalty: float | None = option(
         None, "-2 to 2, over generated tokens", parse=parse_float(-2.0, 2.0), metavar="X"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -20,6 +21,8 @@ from ninfer.contract.sampling import (
     SamplingParams,
 )
 from ninfer.frontend.chat_renderer import ChatRenderer
+from ninfer.frontend.constraints.guided_session import GuidedSession
+from ninfer.frontend.constraints.guides import Guides
 from ninfer.frontend.control_text import strings_of
 from ninfer.frontend.generation_defaults import GENERATION_CONFIG_FILE, read_generation_config
 from ninfer.frontend.host_work import HostWork
@@ -36,6 +39,7 @@ from ninfer.frontend.tokenizer import (
     TextTokenizer,
     replace_surrogates,
 )
+from ninfer.frontend.tool_calls.call_format import JsonCallFormat
 from ninfer.options import SamplingOptions
 
 UNLIMITED_TOKENS: Final = 2**31 - 1
@@ -69,6 +73,13 @@ class ModelFrontend:
         self._eos_ids = checked_eos_ids(config, self._model, self._tokenizer, resources.folder)
         self._renderer = _load_renderer(resources, self._tokenizer)
         self._prompts = PromptBuilder(config.vocab_size, None, self._tokenizer, self._renderer)
+        self._guides = Guides(
+            self._tokenizer,
+            config.vocab_size,
+            self._eos_ids,
+            JsonCallFormat() if self._renderer is None else self._renderer.call_format,
+        )
+        self._max_context: int | None = None
         self._work = HostWork()
 
     def for_context(self, max_context: int | None) -> ModelFrontend:
@@ -76,6 +87,7 @@ class ModelFrontend:
         as it is made, it takes any length."""
         frontend = copy.copy(self)
         frontend._prompts = self._prompts.for_context(max_context)
+        frontend._max_context = max_context
         return frontend
 
     @property
@@ -125,17 +137,29 @@ class ModelFrontend:
         self._check_ids("logit_bias", tuple(token_id for token_id, _ in params.logit_bias))
         eos_ids = () if params.ignore_eos else self._eos_ids
         stop_ids = tuple(sorted({*eos_ids, *params.stop_token_ids}))
+        max_tokens = _first(params.max_tokens, self._options.max_tokens, UNLIMITED_TOKENS)
+        session = TextOutputSession(self._session_rules(prompt, params, frozenset(stop_ids)))
+        guide = self._guides.guide(
+            prompt,
+            params,
+            end_ids=frozenset(stop_ids),
+            budget=_first(params.thinking_budget, self._options.thinking_budget, None),
+            max_output=self._max_output(prompt, max_tokens),
+        )
+        suppresses_ends = params.min_tokens > 0 and not (guide and guide.decides_ends)
         return GenerationRequest(
             request_id=request_id,
             prompt=prompt,
             sampling=self._sampling(params),
-            session=TextOutputSession(self._session_rules(prompt, params, frozenset(stop_ids))),
-            max_tokens=_first(params.max_tokens, self._options.max_tokens, UNLIMITED_TOKENS),
+            session=session if guide is None else GuidedSession(session, guide),
+            max_tokens=max_tokens,
             min_tokens=params.min_tokens,
-            suppressed_ids=stop_ids if params.min_tokens > 0 else (),
+            suppressed_ids=stop_ids if suppresses_ends else (),
             deadline_s=None if params.timeout_s is None else now + params.timeout_s,
             cache=params.cache,
             scoring=self._usable_scoring(prompt, params.scoring),
+            mask=guide,
+            prepare=None if guide is None else guide.prepare,
         )
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -155,6 +179,11 @@ class ModelFrontend:
                     param,
                 )
 
+    def _max_output(self, prompt: PreparedPrompt, max_tokens: int) -> int:
+        if self._max_context is None:
+            return max_tokens
+        return max(0, min(max_tokens, self._max_context - prompt.num_tokens))
+
     def _sampling(self, params: GenerationParams) -> SamplingParams:
         options, model = self._options, self._model
         temperature = _first(params.temperature, options.temperature, model.temperature, 1.0)
@@ -173,7 +202,8 @@ class ModelFrontend:
             repetition_penalty=_first(
                 params.repetition_penalty, options.repetition_penalty, model.repetition_penalty, 1.0
             ),
-            logit_bias=params.logit_bias,
+            logit_bias=params.logit_bias
+            + tuple((token_id, -math.inf) for token_id in self._guides.banned_ids(params.tools)),
             seed=secrets.randbits(64) if seed is None else seed & _SEED_MASK,
             top_logprobs=self._usable_top_logprobs(params.top_logprobs),
         )

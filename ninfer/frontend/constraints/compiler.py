@@ -42,7 +42,7 @@ _LIMITS: Final = {
 class GrammarSource:
     """What is to be compiled.
 
-    key      says all that the grammar follows from; equal keys share it
+    key      says all that the grammar and its errors follow from; equal keys share it
     param    the field it came in, for errors
     build    makes the grammar; runs in a thread, raises RequestError
     """

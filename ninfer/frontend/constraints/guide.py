@@ -177,6 +177,11 @@ class Guide:
         self._state = replace(state, fed=(), restarts=False)
 
     @property
+    def decides_ends(self) -> bool:
+        """Its masks say where the answer may end, `min_tokens` included."""
+        return self._holds_grammar
+
+    @property
     def _holds_grammar(self) -> bool:
         """The grammar holds for the whole answer."""
         return self._compile is not None and self._rules.trigger is None

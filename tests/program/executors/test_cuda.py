@@ -241,7 +241,7 @@ async def test_rows_without_finite_logits_say_so() -> None:
     answer(cuda, [5], is_finite=False)
     assert await executor.decode((row,)) == (RowOutput(None, is_finite=False),)
     answer(cuda, [-1])
-    assert await executor.decode((row,)) == (RowOutput(None, is_finite=False),)
+    assert await executor.decode((row,)) == (RowOutput(None, is_dead_end=True),)
     answer(cuda, [101])
     with pytest.raises(InvariantError, match="chose token 101"):
         await executor.decode((row,))
