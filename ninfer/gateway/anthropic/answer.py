@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import orjson
@@ -18,9 +19,11 @@ from ninfer.gateway.anthropic.block_events import (
     BlockEvents,
     BlockStart,
     BlockStop,
+    DeltaKind,
 )
 from ninfer.gateway.choices import LiveEvent
 from ninfer.gateway.errors import ErrorFamily, describe_error
+from ninfer.gateway.frame_template import FrameTemplate
 from ninfer.gateway.sse import event_frame
 
 PING_FRAME: Final = event_frame("ping", {"type": "ping"})
@@ -132,12 +135,13 @@ class MessageBuilder:
 
 
 class MessageWriter:
-    """Turns events into frames."""
+    """Turns events into frames. Those of deltas come from a template, one a block and kind."""
 
     def __init__(self, head: MessageHead) -> None:
         self._head = head
         self._ending = Ending()
         self._blocks = BlockEvents(hides_thinking=head.hides_thinking)
+        self._templates: dict[tuple[int, DeltaKind], FrameTemplate] = {}
 
     def opening(self) -> list[bytes]:
         """Nothing: the first event brings the usage that the first frame reports."""
@@ -147,9 +151,9 @@ class MessageWriter:
         self._ending.update(event)
         if isinstance(event, Admitted):
             return [self._start_frame(event.usage), PING_FRAME]
-        frames = [_block_frame(item) for item in self._blocks.add(event.deltas)]
+        frames = [self._block_frame(item) for item in self._blocks.add(event.deltas)]
         if isinstance(event, Finished):
-            frames += [_block_frame(item) for item in self._blocks.close()]
+            frames += [self._block_frame(item) for item in self._blocks.close()]
         return frames
 
     def closing(self) -> list[bytes]:
@@ -173,18 +177,24 @@ class MessageWriter:
         message = self._head.message([], (None, None), counts)
         return _frame({"type": "message_start", "message": message})
 
+    def _block_frame(self, event: BlockEvent) -> bytes:
+        match event:
+            case BlockDelta():
+                key = (event.index, event.kind)
+                template = self._templates.get(key)
+                if template is None:
+                    template = self._templates[key] = FrameTemplate(partial(_delta_frame, *key))
+                return template.fill(event.text)
+            case BlockStart():
+                payload = {"type": "content_block_start", "index": event.index}
+                return _frame(payload | {"content_block": event.content})
+            case BlockStop():
+                return _frame({"type": "content_block_stop", "index": event.index})
 
-def _block_frame(event: BlockEvent) -> bytes:
-    match event:
-        case BlockStart():
-            payload = {"type": "content_block_start", "index": event.index}
-            return _frame(payload | {"content_block": event.content})
-        case BlockDelta():
-            delta = {"type": event.kind, DELTA_FIELDS[event.kind]: event.text}
-            payload = {"type": "content_block_delta", "index": event.index}
-            return _frame(payload | {"delta": delta})
-        case BlockStop():
-            return _frame({"type": "content_block_stop", "index": event.index})
+
+def _delta_frame(index: int, kind: DeltaKind, text: str) -> bytes:
+    delta = {"type": kind, DELTA_FIELDS[kind]: text}
+    return _frame({"type": "content_block_delta", "index": index, "delta": delta})
 
 
 def _frame(payload: dict[str, Any]) -> bytes:
