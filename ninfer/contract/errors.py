@@ -25,14 +25,18 @@ from ninfer.contract.printable import printable
 
 REQUEST_CODES: Final = frozenset(
     {
+        "constraint_dead_end",
         "context_length_exceeded",
+        "invalid_grammar",
         "invalid_json",
+        "invalid_json_schema",
         "invalid_prompt",
         "invalid_template",
         "invalid_type",
         "invalid_value",
         "missing_required_parameter",
         "model_not_found",
+        "schema_too_complex",
         "tokenizer_unavailable",
         "unsupported_parameter",
         "unsupported_value",
