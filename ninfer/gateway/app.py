@@ -35,6 +35,7 @@ from ninfer.gateway.counters import GatewayCounters
 from ninfer.gateway.exchange import Exchange
 from ninfer.gateway.lifecycle import Lifecycle, ServedModel
 from ninfer.gateway.limits import GatewayLimits, limits_from
+from ninfer.gateway.openapi.document import OpenApiDocument
 from ninfer.gateway.page.routes import PREFIX as PAGE_PREFIX
 from ninfer.gateway.page.routes import Page
 from ninfer.gateway.page.status import status
@@ -77,6 +78,11 @@ class Gateway:
     def attach(self, model: ServedModel) -> None:
         """The model is loaded and warm: from now on requests are served."""
         self.lifecycle.attach(model)
+
+    @property
+    def router(self) -> Router:
+        """Every route there is."""
+        return self._router
 
     def refuse_method(self, path: str | None) -> RequestError:
         """The error for a method that HTTP does not know, on a request path if that is known."""
@@ -155,7 +161,7 @@ class Gateway:
 
 
 def _make_router() -> Router:
-    page, responses = Page(), ResponsesApi()
+    page, responses, openapi = Page(), ResponsesApi(), OpenApiDocument()
     exact = {
         "/": {"GET": page.index},
         "/health": {"GET": health.health},
@@ -164,6 +170,7 @@ def _make_router() -> Router:
         "/version": {"GET": health.version},
         "/status": {"GET": status},
         "/metrics": {"GET": metrics_route.metrics},
+        "/openapi.json": {"GET": openapi.answer},
         "/load": {"GET": load_route.load},
         "/server_info": {"GET": server_info.server_info},
         "/get_server_info": {"GET": server_info.server_info},

@@ -177,7 +177,9 @@ def test_buckets_hold_what_is_at_most_their_edge(values: list[float]) -> None:
     assert list(buckets) == [*FIRST_TOKEN_EDGES_S, float("inf")]
     for edge, count in buckets.items():
         assert count == sum(value <= edge for value in values)
-    assert sums_of(page_of(text)["ninfer_x"]) == (len(values), pytest.approx(sum(values)))
+    count, total = sums_of(page_of(text)["ninfer_x"])
+    assert count == len(values)
+    assert total == pytest.approx(sum(values))
 
 
 @pytest.mark.parametrize("name", [item.name for item in fields(EngineHistograms)])

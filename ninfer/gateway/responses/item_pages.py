@@ -13,13 +13,13 @@ from ninfer.gateway.responses.store import Turn, turn_items
 MAX_LIMIT: Final = 100
 _DEFAULT_LIMIT: Final = 20
 _MAX_DIGITS: Final = 18
-_ORDERS: Final = ("asc", "desc")
+ORDERS: Final = ("asc", "desc")
 
 
 def item_page(turn: Turn, query: Mapping[str, str]) -> dict[str, Any]:
     """Raises RequestError naming the field of the query: `limit`, `order`, `after`."""
     items = _input_items(turn)
-    if Fields(query).choice("order", _ORDERS) != "asc":
+    if Fields(query).choice("order", ORDERS) != "asc":
         items.reverse()
     limit = _limit(query.get("limit"))
     start = _start(items, query.get("after"))

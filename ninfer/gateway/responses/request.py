@@ -29,13 +29,13 @@ from ninfer.gateway.responses.tools import ToolSet, parse_tools
 from ninfer.gateway.thinking import parse_hide_reasoning
 from ninfer.gateway.tool_fields import has_marked_tool
 
-_SPELLINGS: Final[Spellings] = replace(
+RESPONSES_SPELLINGS: Final[Spellings] = replace(
     OPENAI_SPELLINGS,
     max_tokens=("max_output_tokens", "max_completion_tokens", "max_tokens", "max_new_tokens"),
 )
 _WITH_SEALED: Final = "reasoning.encrypted_content"
 _WITH_LOGPROBS: Final = "message.output_text.logprobs"
-_TRUNCATIONS: Final = ("auto", "disabled")
+TRUNCATIONS: Final = ("auto", "disabled")
 _TEXT_HINTS: Final = ("user", "safety_identifier", "service_tier", "prompt_cache_retention")
 
 
@@ -106,7 +106,7 @@ def _params(
         raise invalid_value("text.format", "cannot be combined with a demanded tool call")
     params = parse_params(
         fields,
-        _SPELLINGS,
+        RESPONSES_SPELLINGS,
         vocab_size,
         top_logprobs=top_logprobs,
         split_reasoning=True,
@@ -187,7 +187,7 @@ def _refuse_unsupported(fields: Fields) -> None:
 
 def _check_own_hints(fields: Fields) -> None:
     check_hints(fields)
-    fields.choice("truncation", _TRUNCATIONS)
+    fields.choice("truncation", TRUNCATIONS)
     fields.integer("max_tool_calls")
     fields.child("stream_options")
     for name in _TEXT_HINTS:
