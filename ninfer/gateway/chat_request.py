@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from ninfer.contract.chat import ChatPrompt, GenerationParams
 from ninfer.contract.errors import RequestError
 from ninfer.gateway.cache_fields import parse_cache_request
 from ninfer.gateway.chat_messages import Conversation, parse_messages
-from ninfer.gateway.fields import Fields, invalid_value, missing
+from ninfer.gateway.constraint_fields import parse_constraint
+from ninfer.gateway.fields import Fields, invalid_value
 from ninfer.gateway.generation_fields import (
     MAX_TOP_LOGPROBS,
     OPENAI_SPELLINGS,
@@ -55,14 +56,7 @@ def parse_chat_request(
     return ChatRequest(
         model=fields.string("model"),
         chat=_chat_prompt(fields, conversation),
-        params=parse_params(
-            fields,
-            OPENAI_SPELLINGS,
-            vocab_size,
-            top_logprobs=_top_logprobs(fields),
-            split_reasoning=True,
-            cache=parse_cache_request(fields, session_header),
-        ),
+        params=_params(fields, vocab_size, session_header),
         num_choices=parse_num_choices(fields),
         stream=fields.flag("stream"),
         include_usage=stream_options is not None and stream_options.flag("include_usage"),
@@ -71,6 +65,18 @@ def parse_chat_request(
         ),
         hide_reasoning=parse_hide_reasoning(fields),
     )
+
+
+def _params(fields: Fields, vocab_size: int, session_header: str | None) -> GenerationParams:
+    params = parse_params(
+        fields,
+        OPENAI_SPELLINGS,
+        vocab_size,
+        top_logprobs=_top_logprobs(fields),
+        split_reasoning=True,
+        cache=parse_cache_request(fields, session_header),
+    )
+    return replace(params, constraint=parse_constraint(fields))
 
 
 def _chat_prompt(fields: Fields, conversation: Conversation) -> ChatPrompt:
@@ -124,8 +130,7 @@ def _top_logprobs(fields: Fields) -> int | None:
 
 
 def _refuse_unsupported(fields: Fields) -> None:
-    refuse_unsupported(fields)
-    _check_response_format(fields)
+    refuse_unsupported(fields, takes_constraints=True)
     for name in _HOSTED:
         refuse(fields, name, ({}, [], False), "it needs a hosted service")
     refuse(fields, "echo", (False,), "a chat answer has no prompt in it")
@@ -136,19 +141,3 @@ def _refuse_unsupported(fields: Fields) -> None:
         raise RequestError(
             "unsupported_value", "'modalities' must be text alone.", fields.path_of("modalities")
         )
-
-
-def _check_response_format(fields: Fields) -> None:
-    response_format = fields.child("response_format")
-    if response_format is None:
-        return
-    path = response_format.path_of("type")
-    kind = response_format.string("type")
-    if kind is None:
-        raise missing(path)
-    if kind in ("json_object", "json_schema", "structural_tag"):
-        raise RequestError(
-            "unsupported_value", f"'{path}' must be text: structured output is not available.", path
-        )
-    if kind != "text":
-        raise invalid_value(path, "must be one of text, json_object, json_schema")

@@ -17,6 +17,7 @@ from ninfer.gateway.fields import (
     invalid_type,
     invalid_value,
 )
+from ninfer.gateway.thinking import parse_thinking_budget
 
 TEMPERATURES: Final = (0.0, 2.0)
 SHARES: Final = (0.0, 1.0)
@@ -97,6 +98,7 @@ def parse_params(
         split_reasoning=split_reasoning,
         timeout_s=fields.number("timeout_s", 0.0, MAX_TIMEOUT_S, above=True),
         cache=cache,
+        thinking_budget=parse_thinking_budget(fields),
     )
 
 

@@ -21,7 +21,6 @@ _CONSTRAINTS: Final = (
     "regex",
     "ebnf",
     "grammar",
-    "structural_tag",
 )
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     # which model, and which context
@@ -55,10 +54,12 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
 """Values that ask for nothing, beside null: clients send some of these fields always."""
 
 
-def refuse_unsupported(fields: Fields) -> None:
-    """Raises RequestError `unsupported_parameter` naming the field."""
-    for name in _CONSTRAINTS:
-        refuse(fields, name, ("", False), "structured output is not available")
+def refuse_unsupported(fields: Fields, *, takes_constraints: bool = False) -> None:
+    """Raises RequestError `unsupported_parameter` naming the field. `takes_constraints`: the
+    spellings of structured output are read elsewhere."""
+    for name in () if takes_constraints else _CONSTRAINTS:
+        refuse(fields, name, ("", False), "this API asks for structured output in another field")
+    refuse(fields, "structural_tag", ("",), "use tools instead")
     for name, neutral in _NEUTRAL.items():
         refuse(fields, name, neutral, "the answer would not honour it")
 

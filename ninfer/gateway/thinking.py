@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ninfer.gateway.fields import Fields, invalid_type, unsupported_parameter
+from ninfer.gateway.fields import Fields, first_given, invalid_type
 
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _THINKING_TYPES: Final = ("enabled", "adaptive", "between_tools", "disabled")
@@ -28,6 +28,19 @@ def parse_enable_thinking(fields: Fields) -> bool | None:
         _effort(output_config, "effort"),
     )
     return next((switch for switch in switches if switch is not None), None)
+
+
+def parse_thinking_budget(fields: Fields) -> int | None:
+    """Most tokens of thought; None when nothing was asked for, or no limit. Raises RequestError."""
+    given = [fields.integer(name, -1) for name in _BUDGETS]
+    thinking, reasoning = fields.get("thinking"), fields.child("reasoning")
+    if isinstance(thinking, dict):
+        path = fields.path_of("thinking")
+        given.append(Fields(thinking, path).integer("budget_tokens", -1))
+    if reasoning is not None:
+        given.append(reasoning.integer("max_tokens", -1))
+    budget = first_given(given)
+    return None if budget == -1 else budget
 
 
 def parse_hide_reasoning(fields: Fields) -> bool:
@@ -53,7 +66,7 @@ def _thinking_type(fields: Fields) -> bool | None:
 
 
 def _budget(fields: Fields, reasoning: Fields | None) -> bool | None:
-    """A budget of zero switches thinking off."""
+    """A budget of zero switches thinking off, any other on."""
     budgets = [_budget_of(fields, name) for name in _BUDGETS]
     if reasoning is not None:
         budgets.append(_budget_of(reasoning, "max_tokens"))
@@ -62,11 +75,7 @@ def _budget(fields: Fields, reasoning: Fields | None) -> bool | None:
 
 def _budget_of(fields: Fields, name: str) -> bool | None:
     value = fields.integer(name, -1)
-    if value is None or value == -1:
-        return None
-    if value > 0:
-        raise unsupported_parameter(fields.path_of(name), "thinking has no token budget")
-    return False
+    return None if value is None or value == -1 else value > 0
 
 
 def _effort(fields: Fields | None, name: str) -> bool | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ninfer.contract.chat import GenerationParams
+from ninfer.contract.chat import Constraint, GenerationParams
 from ninfer.contract.errors import RequestError
 from ninfer.gateway.chat_request import ChatRequest, parse_chat_request
 from ninfer.gateway.fields import Fields
@@ -254,13 +254,14 @@ def test_one_stop() -> None:
         ({"timeout_s": 0}, "invalid_value", "timeout_s"),
         ({"response_format": {}}, "missing_required_parameter", "response_format.type"),
         ({"response_format": {"type": "xml"}}, "invalid_value", "response_format.type"),
-        ({"response_format": {"type": "json_object"}}, "unsupported_value", "response_format.type"),
-        ({"response_format": {"type": "json_schema"}}, "unsupported_value", "response_format.type"),
-        ({"guided_json": {}}, "unsupported_parameter", "guided_json"),
-        ({"guided_choice": ["a"]}, "unsupported_parameter", "guided_choice"),
-        ({"structured_outputs": {"regex": "a"}}, "unsupported_parameter", "structured_outputs"),
-        ({"regex": "a+"}, "unsupported_parameter", "regex"),
-        ({"grammar": "root ::= x"}, "unsupported_parameter", "grammar"),
+        (
+            {"response_format": {"type": "json_schema"}},
+            "missing_required_parameter",
+            "response_format.json_schema",
+        ),
+        ({"guided_choice": []}, "invalid_value", "guided_choice"),
+        ({"regex": "a", "grammar": "root ::= x"}, "invalid_value", "grammar"),
+        ({"structural_tag": "{}"}, "unsupported_parameter", "structural_tag"),
         ({"allowed_token_ids": [1]}, "unsupported_parameter", "allowed_token_ids"),
         ({"bad_words": ["a"]}, "unsupported_parameter", "bad_words"),
         ({"lora_path": "a"}, "unsupported_parameter", "lora_path"),
@@ -331,3 +332,12 @@ def test_last_assistant_turn(fields: dict[str, Any], continues: bool, adds: bool
     chat = parse(**{"messages": [USER, ASSISTANT], **fields}).chat
     assert chat.continue_final_message is continues
     assert chat.add_generation_prompt is adds
+
+
+def test_a_constraint_and_a_budget_are_passed_on() -> None:
+    request = parse(
+        response_format={"type": "json_object"}, thinking={"type": "enabled", "budget_tokens": 64}
+    )
+    assert request.params.constraint == Constraint("json_object", "", "response_format.type")
+    assert request.params.thinking_budget == 64
+    assert request.chat.template_kwargs == {"enable_thinking": True}

@@ -8,7 +8,11 @@ import pytest
 
 from ninfer.contract.errors import RequestError
 from ninfer.gateway.fields import Fields
-from ninfer.gateway.thinking import parse_enable_thinking, parse_hide_reasoning
+from ninfer.gateway.thinking import (
+    parse_enable_thinking,
+    parse_hide_reasoning,
+    parse_thinking_budget,
+)
 
 
 @pytest.mark.parametrize(
@@ -31,6 +35,8 @@ from ninfer.gateway.thinking import parse_enable_thinking, parse_hide_reasoning
         ({"thinking_budget": 0}, False),
         ({"thinking_token_budget": -1}, None),
         ({"reasoning": {"max_tokens": 0}}, False),
+        ({"thinking_budget": 100}, True),
+        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, True),
         ({"enable_thinking": False, "reasoning_effort": "high"}, False),
         ({"enable_thinking": True, "thinking": {"type": "disabled"}}, True),
         ({"thinking": {"type": "enabled"}, "reasoning_effort": "none"}, True),
@@ -49,19 +55,32 @@ def test_switches(fields: dict[str, Any], expected: bool | None) -> None:
         ({"reasoning_effort": 3}, "invalid_type", "reasoning_effort"),
         ({"thinking": "on"}, "invalid_type", "thinking"),
         ({"thinking": {"type": "maybe"}}, "invalid_value", "thinking.type"),
-        ({"thinking_budget": 100}, "unsupported_parameter", "thinking_budget"),
-        ({"reasoning": {"max_tokens": 9}}, "unsupported_parameter", "reasoning.max_tokens"),
-        (
-            {"thinking": {"type": "enabled", "budget_tokens": 9}},
-            "unsupported_parameter",
-            "thinking.budget_tokens",
-        ),
+        ({"thinking_budget": -2}, "invalid_value", "thinking_budget"),
+        ({"reasoning": {"max_tokens": "9"}}, "invalid_type", "reasoning.max_tokens"),
+        ({"thinking": {"budget_tokens": 1.5}}, "invalid_type", "thinking.budget_tokens"),
     ],
 )
 def test_refusals(fields: dict[str, Any], code: str, param: str) -> None:
     with pytest.raises(RequestError) as caught:
         parse_enable_thinking(Fields(fields))
     assert (caught.value.code, caught.value.param) == (code, param)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, None),
+        ({"thinking_budget": 100}, 100),
+        ({"thinking_token_budget": 7}, 7),
+        ({"thinking_budget": -1}, None),
+        ({"thinking_budget": 0}, 0),
+        ({"reasoning": {"max_tokens": 9}}, 9),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, 1024),
+        ({"thinking": {"type": "enabled"}, "reasoning": {"effort": "high"}}, None),
+    ],
+)
+def test_budgets(fields: dict[str, Any], expected: int | None) -> None:
+    assert parse_thinking_budget(Fields(fields)) == expected
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,122 @@
+"""Structured output in all spellings, and what is wrong with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ninfer.contract.chat import Constraint
+from ninfer.contract.errors import RequestError
+from ninfer.gateway.constraint_fields import parse_constraint
+from ninfer.gateway.fields import Fields
+
+SCHEMA = {"type": "object", "properties": {"b": {}, "a": {}}}
+TEXT = '{"type": "object", "properties": {"b": {}, "a": {}}}'
+
+
+def schema(param: str, *, is_strict: bool = False) -> Constraint:
+    return Constraint("json_schema", TEXT, param, is_strict)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, None),
+        ({"response_format": None}, None),
+        ({"response_format": {"type": "text"}}, None),
+        (
+            {"response_format": {"type": "json_object"}},
+            Constraint("json_object", "", "response_format.type"),
+        ),
+        (
+            {"response_format": {"type": "json_object", "schema": SCHEMA}},
+            schema("response_format.schema"),
+        ),
+        (
+            {"response_format": {"type": "json_schema", "schema": SCHEMA, "strict": True}},
+            schema("response_format.schema", is_strict=True),
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+            schema("response_format.json_schema.schema"),
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": SCHEMA, "strict": True},
+                }
+            },
+            schema("response_format.json_schema.schema", is_strict=True),
+        ),
+        ({"guided_json": SCHEMA}, schema("guided_json")),
+        ({"guided_json": TEXT}, schema("guided_json")),
+        ({"json_schema": TEXT}, schema("json_schema")),
+        ({"guided_json": "", "guided_regex": "", "grammar": "", "json_schema": False}, None),
+        ({"guided_regex": "a+"}, Constraint("regex", "a+", "guided_regex")),
+        ({"regex": "a+"}, Constraint("regex", "a+", "regex")),
+        ({"guided_choice": ["a", "é"]}, Constraint("choice", '["a", "é"]', "guided_choice")),
+        ({"grammar": 'root ::= "a"'}, Constraint("gbnf", 'root ::= "a"', "grammar")),
+        ({"ebnf": 'root ::= "a"'}, Constraint("gbnf", 'root ::= "a"', "ebnf")),
+        ({"guided_grammar": 'start: "a"'}, Constraint("lark", 'start: "a"', "guided_grammar")),
+        ({"structured_outputs": {"json": SCHEMA}}, schema("structured_outputs.json")),
+        (
+            {"structured_outputs": {"json_object": True}},
+            Constraint("json_object", "", "structured_outputs.json_object"),
+        ),
+        ({"structured_outputs": {"json_object": False, "disable_any_whitespace": True}}, None),
+    ],
+)
+def test_spellings(fields: dict[str, Any], expected: Constraint | None) -> None:
+    assert parse_constraint(Fields(fields)) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "param"),
+    [
+        ({"response_format": "json"}, "invalid_type", "response_format"),
+        ({"response_format": {}}, "missing_required_parameter", "response_format.type"),
+        ({"response_format": {"type": "xml"}}, "invalid_value", "response_format.type"),
+        (
+            {"response_format": {"type": "structural_tag"}},
+            "unsupported_value",
+            "response_format.type",
+        ),
+        (
+            {"response_format": {"type": "json_schema"}},
+            "missing_required_parameter",
+            "response_format.json_schema",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "missing_required_parameter",
+            "response_format.json_schema.schema",
+        ),
+        ({"guided_json": 5}, "invalid_type", "guided_json"),
+        ({"guided_choice": []}, "invalid_value", "guided_choice"),
+        ({"guided_choice": ["a", 1]}, "invalid_type", "guided_choice[1]"),
+        ({"guided_choice": "a"}, "invalid_type", "guided_choice"),
+        ({"regex": 5}, "invalid_type", "regex"),
+        ({"regex": "a", "guided_choice": ["a"]}, "invalid_value", "regex"),
+        (
+            {"response_format": {"type": "json_object"}, "guided_regex": "a"},
+            "invalid_value",
+            "guided_regex",
+        ),
+        (
+            {"structured_outputs": {"json": SCHEMA, "regex": "a"}},
+            "invalid_value",
+            "structured_outputs.regex",
+        ),
+        (
+            {"structured_outputs": {"structural_tag": "{}"}},
+            "unsupported_value",
+            "structured_outputs.structural_tag",
+        ),
+    ],
+)
+def test_refusals(fields: dict[str, Any], code: str, param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_constraint(Fields(fields))
+    assert (caught.value.code, caught.value.param) == (code, param)

@@ -1,0 +1,148 @@
+"""The embedded demo model on the CPU, asked for constrained answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ninfer.cli.loading import open_named_model
+from ninfer.contract.arrays import Float32Array
+from ninfer.contract.chat import (
+    ChatMessage,
+    ChatPrompt,
+    Constraint,
+    ConstraintKind,
+    GenerationParams,
+    TextPart,
+)
+from ninfer.contract.errors import NInferError
+from ninfer.contract.generation import (
+    CallMark,
+    Failed,
+    Finish,
+    Finished,
+    GenerationRequest,
+    Progress,
+    Usage,
+)
+from ninfer.contract.model import ModelSource
+from ninfer.contract.sampling import GeneratedToken
+from ninfer.contract.units import Capacity
+from ninfer.engine.core import Engine
+from ninfer.frontend.frontend import ModelFrontend
+from ninfer.options import SamplingOptions
+from ninfer.program.executors.cpu import CpuExecutor
+from ninfer.program.program import ModelProgram
+from ninfer.program.weight_reader import read_weights
+
+MAX_CONTEXT = 512
+
+
+@dataclass(slots=True)
+class GuidedAnswer:
+    """All that came of one request; `calls` are (name, arguments) in order."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[list[str]] = field(default_factory=list)
+    tokens: list[GeneratedToken] = field(default_factory=list)
+    finish: Finish | None = None
+    error: NInferError | None = None
+    usage: Usage = field(default_factory=lambda: Usage(0))
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token.token_id for token in self.tokens]
+
+
+@dataclass(frozen=True, slots=True)
+class GuidedModel:
+    source: ModelSource
+    weights: Mapping[str, Float32Array]
+    frontend: ModelFrontend
+
+    @asynccontextmanager
+    async def engine(
+        self, *, lanes: int = 4, num_pages: int = 64, host_blocks: int = 0
+    ) -> AsyncIterator[Engine]:
+        capacity = Capacity(
+            max_concurrency=lanes,
+            max_context=MAX_CONTEXT,
+            num_pages=num_pages,
+            num_slots=2 * lanes + 1,
+            prefill_chunk=128,
+            num_host_blocks=host_blocks,
+        )
+        executor = CpuExecutor(self.source.config, self.weights, capacity, num_threads=1)
+        program = ModelProgram(self.source.config, executor, capacity)
+        engine = Engine(program, max_pending=256, queue_timeout_s=600.0)
+        await engine.start()
+        try:
+            yield engine
+        finally:
+            await engine.aclose()
+
+    async def request(
+        self, text: str, *, thinks: bool = False, tools: tuple[Any, ...] = (), **fields: Any
+    ) -> GenerationRequest:
+        prompt = await self.frontend.prepare_chat(
+            ChatPrompt(
+                messages=(ChatMessage("user", (TextPart(text),)),),
+                tools=tools,
+                template_kwargs={"enable_thinking": thinks},
+            )
+        )
+        params = GenerationParams(**{"temperature": 0.0, "max_tokens": 120, "seed": 1, **fields})
+        request = self.frontend.build_request("r", prompt, params, now=0.0)
+        if request.prepare is not None:
+            await request.prepare()
+        return request
+
+
+def load_guided_model() -> GuidedModel:
+    source = open_named_model(None)
+    weights = {name: np.array(array) for name, array in read_weights(source, lambda *_: None)}
+    frontend = ModelFrontend(source.config, source.resources, SamplingOptions())
+    return GuidedModel(source, weights, frontend.for_context(MAX_CONTEXT))
+
+
+def constraint(kind: ConstraintKind, value: Any = "", *, is_strict: bool = True) -> Constraint:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return Constraint(kind, text, "response_format", is_strict)
+
+
+async def answer(engine: Engine, request: GenerationRequest) -> GuidedAnswer:
+    result = GuidedAnswer()
+    async with engine.submit(request) as events:
+        async for event in events:
+            result.usage = event.usage
+            if isinstance(event, Failed):
+                result.error = event.error
+            if isinstance(event, Finished):
+                result.finish = event.finish
+            if isinstance(event, Progress | Finished):
+                for delta in event.deltas:
+                    _add(result, delta.channel, delta.text, delta.call)
+                    result.tokens += delta.tokens
+    return result
+
+
+async def answers(engine: Engine, requests: list[GenerationRequest]) -> list[GuidedAnswer]:
+    return list(await asyncio.gather(*(answer(engine, request) for request in requests)))
+
+
+def _add(result: GuidedAnswer, channel: str, text: str, call: CallMark | None) -> None:
+    if channel == "reasoning":
+        result.reasoning += text
+    elif channel == "content":
+        result.content += text
+    elif call is not None:
+        if call.begins:
+            result.calls.append([call.name, ""])
+        result.calls[-1][1] += text
