@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from ninfer.contract.errors import InvariantError
-from ninfer.contract.generation import Finish, Finished, Timings, Usage
+from ninfer.contract.generation import Finish, Finished, Progress, Timings, Usage
 from ninfer.gateway.choices import Choices, LiveEvent
 from ninfer.gateway.exchange import Exchange
 from ninfer.gateway.sse import StreamStyle
@@ -63,6 +63,11 @@ async def stream_answer(
             await stream.send(writer.frames(index, event))
         await stream.send(writer.closing())
     return stream.response
+
+
+def is_silent(event: LiveEvent) -> bool:
+    """Nothing of the output is in it: it came for the prompt's log probabilities."""
+    return isinstance(event, Progress) and not event.deltas
 
 
 @dataclass(frozen=True, slots=True)

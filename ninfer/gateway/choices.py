@@ -58,6 +58,15 @@ def build_requests(
     ]
 
 
+def score_once(requests: Sequence[GenerationRequest]) -> list[GenerationRequest]:
+    """The choices of one prompt, of which only the first reports the prompt's log probabilities:
+    they are the same for all."""
+    return [
+        request if not index else replace(request, scoring=None)
+        for index, request in enumerate(requests)
+    ]
+
+
 def derive_seed(seed: int, index: int) -> int:
     """Seed of choice `index` as a signed 64-bit number (SplitMix64); choice 0 keeps its own."""
     if index == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,22 +16,23 @@ from ninfer.contract.generation import (
     Finished,
     GenerationRequest,
     OutputDelta,
+    Progress,
     Timings,
     Usage,
 )
 from ninfer.contract.prompt import PreparedPrompt
-from ninfer.contract.sampling import GeneratedToken
 from ninfer.gateway.answer_parts import (
     cache_object,
     finish_reason,
-    finite_logprob,
-    require_logprobs,
     timings_object,
 )
-from ninfer.gateway.choices import Choices, LiveEvent, build_requests
+from ninfer.gateway.answers import is_silent
+from ninfer.gateway.choices import Choices, LiveEvent, build_requests, score_once
 from ninfer.gateway.exchange import Exchange
-from ninfer.gateway.fields import Fields
-from ninfer.gateway.native_request import NativePrompt, NativeRequest, parse_native_request
+from ninfer.gateway.fields import Fields, invalid_value
+from ninfer.gateway.native_logprobs import LogprobTriples, ScoredPrompt
+from ninfer.gateway.native_request import NativeRequest, parse_native_request
+from ninfer.gateway.prompt_scores import check_num_scored
 from ninfer.gateway.request_ids import new_id
 from ninfer.gateway.sse import DONE_FRAME, OpenAIStreamStyle, data_frame
 
@@ -45,26 +47,47 @@ async def generate(exchange: Exchange) -> web.StreamResponse:
 
     request = await exchange.read(parse)
     # All are prepared before the first is submitted: a bad one costs the others nothing.
-    prepared = [await _prepare(model.frontend, prompt) for prompt in request.prompts]
+    prepared = [await prompt.raw.prepare(model.frontend) for prompt in request.prompts]
+    _check_logprob_start(request, prepared)
     requests: list[GenerationRequest] = []
     outputs: list[NativeOutput] = []
     for prompt, tokens in zip(request.prompts, prepared, strict=True):
         engine_id = new_id("gen-")
-        requests += build_requests(model, engine_id, tokens, prompt.params, request.num_choices)
-        outputs += [
-            NativeOutput(prompt.answer_id or engine_id, request, model.frontend)
-            for _ in range(request.num_choices)
-        ]
+        choices_of = build_requests(model, engine_id, tokens, prompt.params, request.num_choices)
+        # A stream's choices end when they like, each with its own scores.
+        requests += choices_of if request.stream else score_once(choices_of)
+        outputs += _outputs(request, prompt.answer_id or engine_id, tokens, model.frontend)
     async with Choices(model.engine, requests, exchange.log_end) as choices:
         if request.stream:
             return await _stream(exchange, request, outputs, choices)
         return await _collect(exchange, request, outputs, choices)
 
 
-async def _prepare(frontend: Frontend, prompt: NativePrompt) -> PreparedPrompt:
-    if isinstance(prompt.value, str):
-        return await frontend.prepare_text(prompt.value, prompt.path)
-    return frontend.prepare_ids(prompt.value, prompt.path)
+def _outputs(
+    request: NativeRequest, answer_id: str, tokens: PreparedPrompt, frontend: Frontend
+) -> list[NativeOutput]:
+    """One a choice of the prompt."""
+    triples = LogprobTriples(frontend if request.text_in_logprobs else None)
+    scored: list[ScoredPrompt | None] = [None] * request.num_choices
+    if request.logprob_start is not None and request.stream:
+        scored = [ScoredPrompt(tokens, request.logprob_start, triples) for _ in scored]
+    elif request.logprob_start is not None:
+        scored = [ScoredPrompt(tokens, request.logprob_start, triples)] * request.num_choices
+    return [NativeOutput(answer_id, request.wants_logprobs, triples, own) for own in scored]
+
+
+def _check_logprob_start(request: NativeRequest, prompts: Sequence[PreparedPrompt]) -> None:
+    start = request.logprob_start
+    if start is None:
+        return
+    for prompt in prompts:
+        if start >= prompt.num_tokens:
+            raise invalid_value(
+                "logprob_start_len", f"must be less than the prompt's {prompt.num_tokens} tokens"
+            )
+    scoring = request.prompts[0].params.scoring
+    num_top = 0 if scoring is None else scoring.num_top
+    check_num_scored([prompt.num_tokens - start for prompt in prompts], num_top, "return_logprob")
 
 
 async def _collect(
@@ -86,7 +109,7 @@ async def _stream(
         async for index, event in choices:
             output = outputs[index]
             output.add(event)
-            is_skipped = isinstance(event, Admitted)
+            is_skipped = isinstance(event, Admitted) or is_silent(event)
             if stream.is_behind and not request.incremental:
                 is_skipped = not isinstance(event, Finished)
                 if not is_skipped:
@@ -120,13 +143,20 @@ class _Pieces:
 
 
 class NativeOutput:
-    """One choice's output: `answer` has all of it, `step` what came since the last `step`."""
+    """One choice's output: `answer` has all of it, `step` what came since the last `step`. What
+    the prompt scored comes with the end."""
 
-    def __init__(self, answer_id: str, request: NativeRequest, frontend: Frontend) -> None:
+    def __init__(
+        self,
+        answer_id: str,
+        wants_logprobs: bool,
+        triples: LogprobTriples,
+        scored: ScoredPrompt | None,
+    ) -> None:
         self._answer_id = answer_id
-        self._frontend = frontend
-        self._wants_logprobs = request.wants_logprobs
-        self._wants_text = request.text_in_logprobs
+        self._wants_logprobs = wants_logprobs
+        self._triples = triples
+        self._scored = scored
         self._start_s = asyncio.get_running_loop().time()
         self._pieces = _Pieces()
         self._usage = Usage(0)
@@ -137,6 +167,9 @@ class NativeOutput:
         self._usage = event.usage
         if isinstance(event, Admitted):
             return
+        if isinstance(event, Progress) and self._scored is not None:
+            for part in event.prompt_scores:
+                self._scored.add(part)
         for delta in event.deltas:
             self._add_delta(delta)
         if isinstance(event, Finished):
@@ -159,18 +192,9 @@ class NativeOutput:
         for token in delta.tokens:
             self._pieces.token_ids.append(token.token_id)
             if self._wants_logprobs:
-                self._add_logprobs(token)
-
-    def _add_logprobs(self, token: GeneratedToken) -> None:
-        logprobs = require_logprobs(token)
-        self._pieces.token_logprobs.append(self._triple(token.token_id, logprobs.logprob))
-        self._pieces.top_logprobs.append(
-            [self._triple(token_id, logprob) for token_id, logprob in logprobs.top]
-        )
-
-    def _triple(self, token_id: int, logprob: float) -> list[Any]:
-        text = self._frontend.token_text(token_id) if self._wants_text else None
-        return [finite_logprob(logprob), token_id, text]
+                own, top = self._triples.of_token(token)
+                self._pieces.token_logprobs.append(own)
+                self._pieces.top_logprobs.append(top)
 
     def _meta_info(self) -> dict[str, Any]:
         usage = self._usage
@@ -188,6 +212,9 @@ class NativeOutput:
         if self._wants_logprobs:
             meta["output_token_logprobs"] = self._pieces.token_logprobs
             meta["output_top_logprobs"] = self._pieces.top_logprobs
+        if self._scored is not None and self._finish is not None:
+            meta["input_token_logprobs"] = self._scored.token_logprobs
+            meta["input_top_logprobs"] = self._scored.top_logprobs
         return meta
 
     def _finish_object(self) -> dict[str, Any] | None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Final
 
 from ninfer.contract.cache import CacheRequest
 from ninfer.contract.chat import GenerationParams
+from ninfer.contract.sampling import PromptScoring
 from ninfer.gateway.cache_fields import parse_cache_request
+from ninfer.gateway.constraint_fields import parse_constraint
 from ninfer.gateway.fields import (
     Fields,
-    as_integer,
     as_object,
     as_string,
     invalid_type,
@@ -26,9 +27,9 @@ from ninfer.gateway.generation_fields import (
     parse_num_choices,
     parse_params,
 )
+from ninfer.gateway.prompt_fields import RawPrompt, RawPrompts, parse_id_lists, parse_texts
 from ninfer.gateway.refused_fields import refuse, refuse_unsupported
 
-MAX_PROMPTS: Final = 128
 _MEDIA: Final = ("image_data", "video_data", "audio_data", "input_embeds")
 _SAMPLING_FIELDS: Final = (
     *NATIVE_SPELLINGS.max_tokens,
@@ -56,14 +57,9 @@ _SAMPLING_FIELDS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativePrompt:
-    """One prompt of a request: raw text, or token ids as they are.
+    """One prompt of a request. `answer_id`: the client's own id for its answer, or None."""
 
-    path        the field it came in: `text`, `input_ids`, or an entry of such a list
-    answer_id   the client's own id for its answer, or None
-    """
-
-    value: str | tuple[int, ...]
-    path: str
+    raw: RawPrompt
     answer_id: str | None
     params: GenerationParams
 
@@ -77,6 +73,7 @@ class NativeRequest:
     incremental      stream frames carry only what is new
     wants_logprobs   answers carry logprob triples
     text_in_logprobs logprob triples carry the token's text
+    logprob_start    the prompt token from which on answers have triples for the prompt, or None
     """
 
     prompts: tuple[NativePrompt, ...]
@@ -86,6 +83,7 @@ class NativeRequest:
     incremental: bool
     wants_logprobs: bool
     text_in_logprobs: bool
+    logprob_start: int | None
 
 
 def parse_native_request(
@@ -94,29 +92,28 @@ def parse_native_request(
     """Raises RequestError."""
     _refuse_unsupported(fields)
     check_hints(fields)
-    path = _prompt_field(fields)
-    values, is_batch = _prompt_values(fields.get(path), path, vocab_size)
-    samplings = _samplings(fields, len(values))
-    ids = _ids(fields, len(values), is_batch)
-    top_logprobs = _top_logprobs(fields)
+    given = _prompts(fields, vocab_size)
+    samplings = _samplings(fields, len(given.prompts))
+    ids = _ids(fields, len(given.prompts), given.is_batch)
+    top_logprobs, start = _top_logprobs(fields), _logprob_start(fields)
+    scoring = None
+    if top_logprobs is not None and start is not None:
+        scoring = PromptScoring(start + 1, top_logprobs)
     cache = parse_cache_request(fields, session_header)
+    params = (_params(sampling, vocab_size, top_logprobs, cache) for sampling in samplings)
     prompts = tuple(
-        NativePrompt(
-            value=value,
-            path=f"{path}[{index}]" if is_batch else path,
-            answer_id=ids[index],
-            params=_params(samplings[index], vocab_size, top_logprobs, cache),
-        )
-        for index, value in enumerate(values)
+        NativePrompt(raw=raw, answer_id=answer_id, params=replace(own, scoring=scoring))
+        for raw, answer_id, own in zip(given.prompts, ids, params, strict=True)
     )
     return NativeRequest(
         prompts=prompts,
-        is_batch=is_batch,
+        is_batch=given.is_batch,
         num_choices=_num_choices(samplings),
         stream=fields.flag("stream"),
         incremental=fields.flag("incremental"),
         wants_logprobs=top_logprobs is not None,
         text_in_logprobs=fields.flag("return_text_in_logprobs"),
+        logprob_start=None if scoring is None else start,
     )
 
 
@@ -138,8 +135,8 @@ def _samplings(fields: Fields, num_prompts: int) -> list[Fields]:
 def _params(
     sampling: Fields, vocab_size: int, top_logprobs: int | None, cache: CacheRequest
 ) -> GenerationParams:
-    refuse_unsupported(sampling)
-    return parse_params(
+    refuse_unsupported(sampling, takes_constraints=True)
+    params = parse_params(
         sampling,
         NATIVE_SPELLINGS,
         vocab_size,
@@ -147,6 +144,7 @@ def _params(
         split_reasoning=False,
         cache=cache,
     )
+    return replace(params, constraint=parse_constraint(sampling))
 
 
 def _num_choices(samplings: Sequence[Fields]) -> int:
@@ -157,63 +155,16 @@ def _num_choices(samplings: Sequence[Fields]) -> int:
     return counts[0]
 
 
-def _prompt_field(fields: Fields) -> str:
+def _prompts(fields: Fields, vocab_size: int) -> RawPrompts:
     given = [name for name in ("text", "input_ids") if fields.has(name)]
     if not given:
         raise missing(fields.path_of("text"))
     if len(given) > 1:
         raise invalid_value(fields.path_of("input_ids"), "excludes text")
-    return given[0]
-
-
-def _prompt_values(
-    value: object, path: str, vocab_size: int
-) -> tuple[Sequence[str | tuple[int, ...]], bool]:
-    """The prompts, and whether they came as a list of prompts."""
-    if path == "text":
-        return _texts(value, path)
-    return _id_lists(value, path, vocab_size)
-
-
-def _texts(value: object, path: str) -> tuple[tuple[str, ...], bool]:
-    if not isinstance(value, list):
-        return (_text(value, path),), False
-    _check_batch(value, path)
-    return tuple(_text(item, f"{path}[{index}]") for index, item in enumerate(value)), True
-
-
-def _text(value: object, path: str) -> str:
-    text = as_string(value, path)
-    if not text:
-        raise invalid_value(path, "must not be empty")
-    return text
-
-
-def _id_lists(
-    value: object, path: str, vocab_size: int
-) -> tuple[tuple[tuple[int, ...], ...], bool]:
-    if not isinstance(value, list):
-        raise invalid_type(path, "a list of token ids", value)
-    if not value or not isinstance(value[0], list):
-        return (_token_ids(value, path, vocab_size),), False
-    _check_batch(value, path)
-    lists = (_token_ids(item, f"{path}[{i}]", vocab_size) for i, item in enumerate(value))
-    return tuple(lists), True
-
-
-def _token_ids(value: object, path: str, vocab_size: int) -> tuple[int, ...]:
-    if not isinstance(value, list):
-        raise invalid_type(path, "a list of token ids", value)
-    if not value:
-        raise invalid_value(path, "must not be empty")
-    return tuple(
-        as_integer(item, f"{path}[{index}]", 0, vocab_size - 1) for index, item in enumerate(value)
-    )
-
-
-def _check_batch(values: Sequence[Any], path: str) -> None:
-    if not 1 <= len(values) <= MAX_PROMPTS:
-        raise invalid_value(path, f"must have 1 to {MAX_PROMPTS} prompts")
+    path = fields.path_of(given[0])
+    if given[0] == "text":
+        return parse_texts(fields.get("text"), path)
+    return parse_id_lists(fields.get("input_ids"), path, vocab_size)
 
 
 def _ids(fields: Fields, num_prompts: int, is_batch: bool) -> tuple[str | None, ...]:
@@ -239,12 +190,13 @@ def _top_logprobs(fields: Fields) -> int | None:
     count = fields.integer("top_logprobs_num", 0, MAX_TOP_LOGPROBS) or 0
     if count and not wanted:
         raise invalid_value(fields.path_of("top_logprobs_num"), "needs return_logprob to be true")
-    start = fields.integer("logprob_start_len", -1)
-    if wanted and start is not None and start >= 0:
-        raise unsupported_value(
-            fields.path_of("logprob_start_len"), "prompts have no logprobs here"
-        )
     return count if wanted else None
+
+
+def _logprob_start(fields: Fields) -> int | None:
+    """-1 stands for none of the prompt."""
+    start = fields.integer("logprob_start_len", -1)
+    return None if start == -1 else start
 
 
 def _refuse_unsupported(fields: Fields) -> None:

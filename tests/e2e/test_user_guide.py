@@ -19,7 +19,7 @@ from ninfer.gateway.generation_fields import (
     MAX_STOPS,
 )
 from ninfer.gateway.limits import GatewayLimits
-from ninfer.gateway.native_request import MAX_PROMPTS
+from ninfer.gateway.prompt_fields import MAX_PROMPTS
 from ninfer.options import EngineOptions
 from tests.helpers.model_paths import REPOSITORY
 from tests.helpers.served_model import served_demo_model

@@ -9,6 +9,7 @@ import pytest
 
 from ninfer.contract.errors import NonFiniteLogits, RequestError
 from ninfer.contract.generation import Finish, FinishReason
+from ninfer.contract.sampling import PromptScoring
 from tests.helpers.fake_engine import CARD, fail, hold, say
 from tests.helpers.gateway_rig import Rig
 
@@ -181,6 +182,64 @@ async def test_every_prompt_may_have_its_own_sampling_params(rig: Rig) -> None:
     assert rig.frontend.params[-1].max_tokens == 4
 
 
+def scored(token_id: int, text: str | None = None) -> list[Any]:
+    return [token_id / -100, token_id, text]
+
+
+async def test_prompts_are_scored_from_a_token_on(rig: Rig) -> None:
+    rig.engine.script = say("Hi")
+    answer = await rig.generate(
+        text="abcd",
+        return_logprob=True,
+        logprob_start_len=1,
+        top_logprobs_num=2,
+        return_text_in_logprobs=True,
+        sampling_params={"n": 2},
+    )
+    for item in answer.json():
+        meta = item["meta_info"]
+        assert meta["input_token_logprobs"] == [[None, 98, "b"], scored(99, "c"), scored(100, "d")]
+        tops = [[-0.5, 65, "A"], [-1.5, 66, "B"]]
+        assert meta["input_top_logprobs"] == [None, tops, tops]
+        assert len(meta["output_token_logprobs"]) == 2
+    scorings = [handle.request.scoring for handle in rig.engine.handles]
+    assert scorings == [PromptScoring(2, 2), None], "choices of one prompt share its scores"
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+async def test_scores_come_with_the_end_of_every_streamed_choice(
+    rig: Rig, incremental: bool
+) -> None:
+    rig.engine.script = say("H", "i")
+    answer = await rig.generate(
+        text="abc",
+        return_logprob=True,
+        logprob_start_len=0,
+        stream=True,
+        incremental=incremental,
+        sampling_params={"n": 2},
+    )
+    *frames, done = answer.events
+    assert done == "[DONE]"
+    ends = [frame["meta_info"] for frame in frames if frame["meta_info"]["finish_reason"]]
+    assert len(ends) == 2
+    for meta in ends:
+        assert meta["input_token_logprobs"] == [[None, 97, None], scored(98), scored(99)]
+        assert meta["input_top_logprobs"] == [None, [], []]
+    others = [frame["meta_info"] for frame in frames if not frame["meta_info"]["finish_reason"]]
+    assert others
+    assert not any("input_token_logprobs" in meta for meta in others)
+
+
+@pytest.mark.parametrize("start", [None, -1])
+async def test_prompts_are_not_scored_unless_asked_for(rig: Rig, start: int | None) -> None:
+    answer = await rig.generate(text="abc", return_logprob=True, logprob_start_len=start)
+    assert "input_token_logprobs" not in answer.json()["meta_info"]
+    assert rig.engine.handles[0].request.scoring is None
+    plain = await rig.generate(text="abc", logprob_start_len=0)
+    assert "input_token_logprobs" not in plain.json()["meta_info"]
+
+
 async def test_fields_that_ask_for_nothing_are_no_error(rig: Rig) -> None:
     answer = await rig.generate(
         text="a",
@@ -250,9 +309,9 @@ async def test_fields_that_ask_for_nothing_are_no_error(rig: Rig) -> None:
             "sampling_params.max_new_tokens",
         ),
         (
-            {"text": "a", "sampling_params": {"regex": "a"}},
+            {"text": "a", "regex": "a"},
             "unsupported_parameter",
-            "sampling_params.regex",
+            "regex",
         ),
         ({"text": "a", "image_data": "x"}, "unsupported_value", "image_data"),
         (
@@ -261,10 +320,12 @@ async def test_fields_that_ask_for_nothing_are_no_error(rig: Rig) -> None:
             "top_logprobs_num",
         ),
         (
-            {"text": "a", "return_logprob": True, "logprob_start_len": 0},
-            "unsupported_value",
+            {"text": "a", "return_logprob": True, "logprob_start_len": 1},
+            "invalid_value",
             "logprob_start_len",
         ),
+        ({"text": "a", "logprob_start_len": -2}, "invalid_value", "logprob_start_len"),
+        ({"text": "a", "logprob_start_len": "0"}, "invalid_type", "logprob_start_len"),
         ({"text": "a", "top_logprobs_num": 2}, "invalid_value", "top_logprobs_num"),
         ({"text": "a", "rid": 5}, "invalid_type", "rid"),
         ({"text": ["a"], "rid": ["x", "y"]}, "invalid_value", "rid"),
