@@ -1,0 +1,432 @@
+"""/v1/responses over real sockets: whole answers, streams, chains, what is kept, and failures."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import orjson
+import pytest
+
+from ninfer.contract.chat import ChatMessage, TextPart, ToolCall
+from ninfer.contract.errors import NonFiniteLogits, Unavailable
+from ninfer.contract.generation import Finish, FinishReason
+from ninfer.gateway.limits import GatewayLimits
+from tests.helpers.anthropic_rig import call, events_of, plays, text, think
+from tests.helpers.compression import zstd_compress
+from tests.helpers.fake_engine import CARD, bad_prompt, fail, hold, say
+from tests.helpers.gateway_rig import PATIENCE_S, Answer, Rig, running_gateway, until
+from tests.helpers.responses_rig import accumulate, without_ids
+
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+
+
+async def create(rig: Rig, **fields: Any) -> Answer:
+    return await rig.post("/v1/responses", {"input": "hi", **fields})
+
+
+async def created(rig: Rig, **fields: Any) -> dict[str, Any]:
+    answer = await create(rig, **fields)
+    assert answer.status == 200
+    response: dict[str, Any] = answer.json()
+    return response
+
+
+async def streamed(rig: Rig, **fields: Any) -> list[dict[str, Any]]:
+    answer = await create(rig, stream=True, **fields)
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    return events_of(answer.body)
+
+
+def said(rig: Rig) -> list[tuple[str, str]]:
+    return [(message.role, message.text) for message in rig.frontend.chats[-1].messages]
+
+
+async def test_whole_response_has_every_field(rig: Rig) -> None:
+    rig.engine.script = say("Hel", "lo", reasoning=("think",))
+    response = await created(rig, model="gpt-5", temperature=0.5, instructions="be brief")
+    assert response["id"].startswith("resp_")
+    assert response["created_at"] <= response["completed_at"]
+    assert "output_text" not in response
+    assert without_ids(response) == {
+        "id": "resp",
+        "object": "response",
+        "created_at": None,
+        "completed_at": None,
+        "status": "completed",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "model": "gpt-5",
+        "output": [
+            {
+                "id": "rs",
+                "type": "reasoning",
+                "summary": [],
+                "content": [{"type": "reasoning_text", "text": "think"}],
+                "status": "completed",
+            },
+            {
+                "id": "msg",
+                "type": "message",
+                "role": "assistant",
+                "status": "completed",
+                "content": [{"type": "output_text", "text": "Hello", "annotations": []}],
+            },
+        ],
+        "instructions": "be brief",
+        "max_output_tokens": None,
+        "max_tool_calls": None,
+        "metadata": {},
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "prompt_cache_key": None,
+        "reasoning": {"effort": None, "summary": None},
+        "safety_identifier": None,
+        "service_tier": "default",
+        "store": True,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": "auto",
+        "tools": [],
+        "top_logprobs": 0,
+        "truncation": "disabled",
+        "user": None,
+        "temperature": rig.engine.handles[0].request.sampling.temperature,
+        "top_p": 1.0,
+        "usage": {
+            "input_tokens": 12,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": 11,
+            "output_tokens_details": {"reasoning_tokens": 5},
+            "total_tokens": 23,
+        },
+    }
+    assert said(rig) == [("system", "be brief"), ("user", "hi")]
+
+
+async def test_streamed_and_whole_responses_are_equal(rig: Rig) -> None:
+    rig.engine.script = plays(think("hm"), text("Hel", "lo"), call(0, "f", '{"a"', ":1}"))
+    fields = {"tools": [TOOL], "metadata": {"a": "b"}}
+    events = await streamed(rig, **fields)
+    assert events[0]["response"]["metadata"] == {"a": "b"}
+    assert without_ids(accumulate(events)) == without_ids(await created(rig, **fields))
+
+
+async def test_tools_reach_the_prompt_and_the_session(rig: Rig) -> None:
+    await created(rig, tools=[TOOL], tool_choice="required", parallel_tool_calls=False)
+    function = {"name": "f", "parameters": {"type": "object"}}
+    assert rig.frontend.chats[0].tools == ({"type": "function", "function": function},)
+    rules = rig.frontend.params[0].tools
+    assert rules is not None
+    assert (rules.choice, rules.parallel) == ("required", False)
+
+
+async def test_silence_is_broken_while_the_prompt_is_read() -> None:
+    """Codex counts parsed events only (openai/codex#31539)."""
+    gate = asyncio.Event()
+    async with running_gateway(limits=GatewayLimits(keep_alive_interval_s=0.03)) as quick:
+        quick.engine.script = hold(gate)
+        answer = asyncio.create_task(create(quick, stream=True))
+        await until(lambda: quick.engine.num_open == 1)
+        await asyncio.sleep(0.2)
+        gate.set()
+        events = events_of((await answer).body)
+    kinds = [event["type"] for event in events]
+    assert kinds[:4] == ["response.created"] + ["response.in_progress"] * 3
+    assert accumulate(events)["status"] == "completed"
+
+
+async def test_created_goes_out_at_admission(rig: Rig) -> None:
+    gate = asyncio.Event()
+    rig.engine.script = hold(gate)
+    body = {"input": "hi", "stream": True}
+    async with asyncio.timeout(PATIENCE_S):
+        async with rig.session.post(rig.url + "/v1/responses", json=body) as response:
+            first = await response.content.readuntil(b"\n\n")
+            assert first.startswith(b"event: response.created\n")
+            gate.set()
+            await response.read()
+
+
+async def test_zstd_bodies(rig: Rig) -> None:
+    """QuantumNous/new-api#4914."""
+    whole = zstd_compress(orjson.dumps({"input": "hi"}))
+    answer = await rig.post_bytes("/v1/responses", whole, Content_Encoding="zstd")
+    assert answer.status == 200
+    cut = await rig.post_bytes("/v1/responses", whole[:-4], Content_Encoding="zstd")
+    assert (cut.status, cut.error["code"]) == (400, "invalid_request_encoding")
+    async with running_gateway(limits=GatewayLimits(max_body_bytes=4096)) as small:
+        bomb = zstd_compress(orjson.dumps({"input": "x" * 100_000}))
+        large = await small.post_bytes("/v1/responses", bomb, Content_Encoding="zstd")
+        assert (large.status, large.error["code"]) == (413, "request_too_large")
+
+
+async def test_system_messages_stay_where_they_are(rig: Rig) -> None:
+    """ggml-org/llama.cpp#27367."""
+    turns = [("user", "a"), ("assistant", "b"), ("system", "c"), ("developer", "d"), ("user", "e")]
+    await created(rig, input=[{"role": role, "content": content} for role, content in turns])
+    assert said(rig) == turns
+
+
+async def test_lone_surrogates_are_replaced(rig: Rig) -> None:
+    """JustVugg/colibri#1589."""
+    body = rb'{"input":[{"role":"user","content":"cut \ud83d"}],"tools":[{"type":"function",'
+    body += rb'"name":"f","description":"\ud83d"}],"metadata":{"a":"\ud83d"}}'
+    answer = await rig.post_bytes("/v1/responses", body)
+    assert answer.status == 200
+    assert said(rig) == [("user", "cut \ufffd")]
+    assert answer.json()["metadata"] == {"a": "\ufffd"}
+    stored = await rig.get(f"/v1/responses/{answer.json()['id']}")
+    assert stored.json() == answer.json()
+
+
+async def test_a_chain_of_responses(rig: Rig) -> None:
+    rig.engine.script = plays(think("hm"), text("well"), call(0, "f", '{"a":1}'))
+    first = await created(rig, input="q", instructions="only once", tools=[TOOL])
+    call_id = first["output"][2]["call_id"]
+    rig.engine.script = say("end")
+    output = {"type": "function_call_output", "call_id": call_id, "output": "r"}
+    second = await created(rig, input=[output], previous_response_id=first["id"])
+    assert rig.frontend.chats[-1].messages == (
+        ChatMessage("user", (TextPart("q"),)),
+        ChatMessage(
+            "assistant",
+            (TextPart("well"),),
+            reasoning_content="hm",
+            tool_calls=(ToolCall("f", {"a": 1}, call_id),),
+        ),
+        ChatMessage("tool", (TextPart("r"),), tool_call_id=call_id),
+    )
+    await streamed(rig, input=None, previous_response_id=second["id"], instructions="new")
+    assert said(rig) == [
+        ("system", "new"),
+        ("user", "q"),
+        ("assistant", "well"),
+        ("tool", "r"),
+        ("assistant", "end"),
+    ]
+
+
+async def test_a_chain_branches(rig: Rig) -> None:
+    root = await created(rig, input="a")
+    for branch in ("b", "c"):
+        await created(rig, input=branch, previous_response_id=root["id"])
+        assert said(rig) == [("user", "a"), ("assistant", "Hello"), ("user", branch)]
+
+
+async def test_an_incomplete_response_can_be_continued_without_its_cut_call(rig: Rig) -> None:
+    limit = Finish(FinishReason.OUTPUT_LIMIT)
+    rig.engine.script = plays(text("well"), call(0, "f", "{", is_whole=False), finish=limit)
+    first = await created(rig, tools=[TOOL])
+    assert first["status"] == "incomplete"
+    await created(rig, input="go on", previous_response_id=first["id"])
+    assert said(rig) == [("user", "hi"), ("assistant", "well"), ("user", "go on")]
+    assert rig.frontend.chats[-1].messages[1].tool_calls == ()
+
+
+async def test_items_are_found_by_reference(rig: Rig) -> None:
+    rig.engine.script = plays(think("hm"), text("well"))
+    first = await created(rig, input="q")
+    references = [{"type": "item_reference", "id": item["id"]} for item in first["output"]]
+    second = await created(rig, input=[*references, {"role": "user", "content": "and?"}])
+    assert said(rig) == [("assistant", "well"), ("user", "and?")]
+    assert rig.frontend.chats[-1].messages[0].reasoning_content == "hm"
+    page = (await rig.get(f"/v1/responses/{second['id']}/input_items?order=asc")).json()
+    assert page["data"][:2] == first["output"]
+    missing = await create(rig, input=[references[0], {"type": "item_reference", "id": "rs_x"}])
+    assert (missing.status, missing.error["code"]) == (404, "item_not_found")
+    assert missing.error["param"] == "input[1].id"
+
+
+async def test_items_with_an_id_of_their_own_are_not_looked_up(rig: Rig) -> None:
+    item = {"type": "message", "id": "msg_unknown", "role": "user", "content": "own"}
+    await created(rig, input=[item], store=False)
+    assert said(rig) == [("user", "own")]
+
+
+async def test_sealed_thoughts_come_back_from_a_client(rig: Rig) -> None:
+    rig.engine.script = plays(think("secret"), text("well"))
+    first = await created(rig, store=False, include=["reasoning.encrypted_content"])
+    reasoning, message = first["output"]
+    sealed = {**reasoning, "content": None}
+    await created(rig, input=[sealed, message, {"role": "user", "content": "b"}], store=False)
+    assert rig.frontend.chats[-1].messages[0].reasoning_content == "secret"
+
+
+async def test_stored_responses_are_read_and_deleted(rig: Rig) -> None:
+    response = await created(rig)
+    path = f"/v1/responses/{response['id']}"
+    stored = await rig.get(path)
+    assert stored.headers["content-type"] == "application/json"
+    assert stored.json() == response
+    assert (await rig.get(path.removeprefix("/v1"))).json() == response
+    page = (await rig.get(path + "/input_items")).json()
+    assert [item["content"][0]["text"] for item in page["data"]] == ["hi"]
+    bad = await rig.get(path + "/input_items?limit=0")
+    assert (bad.status, bad.error["param"]) == (400, "limit")
+    replay = await rig.get(path + "?stream=true")
+    assert (replay.status, replay.error["code"]) == (400, "unsupported_parameter")
+    gone = await rig.request("DELETE", path)
+    assert gone.json() == {"id": response["id"], "object": "response.deleted", "deleted": True}
+    for method, tail in (("GET", ""), ("DELETE", ""), ("GET", "/input_items"), ("POST", "/cancel")):
+        answer = await rig.request(method, path + tail)
+        assert (answer.status, answer.error["code"]) == (404, "response_not_found")
+
+
+async def test_a_streamed_response_is_stored_before_its_end_is_sent(rig: Rig) -> None:
+    final = accumulate(await streamed(rig))
+    assert (await rig.get(f"/v1/responses/{final['id']}")).json() == final
+
+
+async def test_what_is_not_to_be_stored_is_not(rig: Rig) -> None:
+    response = await created(rig, store=False)
+    assert response["store"] is False
+    assert (await rig.get(f"/v1/responses/{response['id']}")).status == 404
+    answer = await create(rig, previous_response_id=response["id"])
+    assert (answer.status, answer.error["code"]) == (404, "response_not_found")
+    assert answer.error["param"] == "previous_response_id"
+
+
+async def test_nothing_runs_in_the_background(rig: Rig) -> None:
+    response = await created(rig)
+    answer = await rig.request("POST", f"/v1/responses/{response['id']}/cancel")
+    assert answer.status == 400
+    assert "background" in answer.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/v1/responses", "POST"),
+        ("GET", "/v1/responses/input_tokens", "POST"),
+        ("POST", "/v1/responses/resp_1", "GET, DELETE, HEAD"),
+        ("POST", "/v1/responses/resp_1/input_items", "GET, HEAD"),
+        ("GET", "/v1/responses/resp_1/cancel", "POST"),
+    ],
+)
+async def test_wrong_methods(rig: Rig, method: str, path: str, allowed: str) -> None:
+    answer = await rig.request(method, path)
+    assert (answer.status, answer.headers["allow"]) == (405, allowed)
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/responses/a/b", "/v1/responses//input_items", "/responses/a/b/c"]
+)
+async def test_unknown_paths(rig: Rig, path: str) -> None:
+    answer = await rig.get(path)
+    assert (answer.status, answer.error["code"]) == (404, "not_found")
+
+
+async def test_stored_responses_are_read_while_the_model_loads() -> None:
+    async with running_gateway(is_attached=False) as rig:
+        assert (await rig.get("/v1/responses/resp_1")).status == 404
+        assert (await create(rig)).status == 503
+
+
+async def test_input_tokens_are_those_of_the_prompt(rig: Rig) -> None:
+    first = await created(rig, input="abc")
+    fields = {"previous_response_id": first["id"], "input": "de", "model": None, "tools": [TOOL]}
+    counted = await rig.post("/v1/responses/input_tokens", fields)
+    assert counted.status == 200
+    num_tokens = len("abc|Hello|de|")
+    assert counted.json() == {"object": "response.input_tokens", "input_tokens": num_tokens}
+    assert len(rig.engine.handles) == 1
+    assert (await created(rig, **fields))["usage"]["input_tokens"] == num_tokens
+    bad = await rig.post("/v1/responses/input_tokens", {"input": []})
+    assert (bad.status, bad.error["param"]) == (400, "input")
+
+
+async def test_input_tokens_never_wait_for_the_engine(rig: Rig) -> None:
+    rig.engine.refusal = Unavailable("server_overloaded", "full", 2.0)
+    assert (await rig.post("/v1/responses/input_tokens", {"input": "a"})).status == 200
+
+
+async def test_conversations_keep_their_name_for_the_cache(rig: Rig) -> None:
+    async def key_of(**fields: Any) -> tuple[str, str | None]:
+        response = await created(rig, **fields)
+        return response["id"], rig.engine.handles[-1].request.cache.session_key
+
+    first, key = await key_of()
+    assert key is None
+    second, key = await key_of(previous_response_id=first)
+    assert key == first
+    _, key = await key_of(previous_response_id=second)
+    assert key == first
+    named, key = await key_of(previous_response_id=second, prompt_cache_key="mine")
+    assert key == "mine"
+    _, key = await key_of(previous_response_id=named)
+    assert key == "mine"
+    await rig.post("/v1/responses", {"input": "a"}, headers={"X-Session-Id": "head"})
+    assert rig.engine.handles[-1].request.cache.session_key == "head"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_errors_before_the_answer_are_statuses(rig: Rig, stream: bool) -> None:
+    long = await create(rig, input="x" * 100, stream=stream)
+    assert (long.status, long.error["code"]) == (400, "context_length_exceeded")
+    assert long.error["param"] == "input"
+    assert "maximum context length is" in long.error["message"]
+    full = await create(rig, input="x" * (CARD.max_context - 1), stream=stream)
+    assert (full.status, full.error["param"]) == (400, "input")
+    rig.frontend.error = bad_prompt()
+    bad = await create(rig, stream=stream)
+    assert (bad.status, bad.error["code"], bad.error["param"]) == (400, "invalid_template", "input")
+    rig.frontend.error = None
+    rig.engine.refusal = Unavailable("server_overloaded", "full", 2.0)
+    busy = await create(rig, stream=stream)
+    assert (busy.status, busy.headers["retry-after"]) == (429, "2")
+    rig.engine.refusal = None
+    rig.engine.script = fail(NonFiniteLogits("x"))
+    failed = await create(rig)
+    assert (failed.status, failed.headers["x-should-retry"]) == (500, "false")
+
+
+async def test_errors_inside_a_stream_are_its_last_event(rig: Rig) -> None:
+    rig.engine.script = fail(Unavailable("server_draining", "The server is shutting down."), "Hel")
+    events = await streamed(rig)
+    response = accumulate(events)
+    assert events[-1]["type"] == "response.failed"
+    assert response["error"] == {
+        "code": "server_error",
+        "message": "The server is shutting down.",
+    }
+    assert response["output"][0]["status"] == "incomplete"
+    assert (await rig.get(f"/v1/responses/{response['id']}")).json() == response
+
+
+async def test_an_empty_answer(rig: Rig) -> None:
+    rig.engine.script = say(finish=Finish(FinishReason.OUTPUT_LIMIT))
+    response = await created(rig, max_output_tokens=0)
+    assert (response["status"], response["output"]) == ("incomplete", [])
+    assert rig.frontend.params[0].max_tokens == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_ends_its_request(rig: Rig, stream: bool) -> None:
+    rig.engine.script = hold(asyncio.Event(), "a")
+    asking = asyncio.create_task(create(rig, stream=stream))
+    await until(lambda: rig.engine.num_open == 1)
+    asking.cancel()
+    await until(lambda: rig.engine.num_open == 0)
+    assert rig.engine.handles[0].is_cancelled
+
+
+async def test_a_long_history_does_not_hold_the_loop() -> None:
+    """The rig of all gateway tests fails on what blocks; here the thread is taken."""
+    async with running_gateway(limits=GatewayLimits(thread_above_bytes=100)) as rig:
+        first = await created(rig, input="a")
+        second = await created(rig, input="b", previous_response_id=first["id"])
+        await created(rig, input="c", previous_response_id=second["id"])
+        assert said(rig) == [
+            ("user", "a"),
+            ("assistant", "Hello"),
+            ("user", "b"),
+            ("assistant", "Hello"),
+            ("user", "c"),
+        ]
+
+
+async def test_the_model_name_is_echoed(rig: Rig) -> None:
+    assert (await created(rig, model=None))["model"] == CARD.name
+    assert (await created(rig, model="gpt-5"))["model"] == "gpt-5"
