@@ -1,17 +1,18 @@
-"""One request's tokens -> final text in two channels; implements contract OutputSession.
+"""One request's tokens -> final text in channels; implements contract OutputSession.
 
     token ids -> bytes -> characters (UTF-8, replacement as Python's own decoder)
       -> channels   [<think>] thought </think> answer, tags found by their text, hence by id as well
-      -> stop strings, on the text of a channel
+      -> calls      in an answer or at the end of a thought (output_calls.py)
+      -> stop strings, on the text of a channel (output_text.py)
       -> deltas     only characters that nothing to come can change
 
 Places are counted in characters of the decoded stream. `held` is its unsettled end; everything
-before it has been shown or dropped, but for the blanks at the end of a thought. The result depends
-on the bytes alone, not on how they are cut into tokens, nor on how tokens are grouped into
-previews.
+before it has been shown or dropped, but for blanks that may turn out to be the end of a channel's
+text. The result depends on the bytes alone, not on how they are cut into tokens, nor on how tokens
+are grouped into previews.
 
-What is dropped: the tags, newlines after <think>, white space before </think> and after it, a
-matched stop string and all behind it. A thought that never closes stays a thought.
+What is dropped: the tags, newlines after <think>, white space before </think> and after it and
+round calls, a matched stop string and all behind it. A thought that never closes stays a thought.
 """
 
 from __future__ import annotations
@@ -21,16 +22,20 @@ from collections.abc import Sequence
 
 from ninfer.contract.errors import InvariantError
 from ninfer.contract.generation import (
-    Channel,
     Finish,
     FinishReason,
     OutputDelta,
     OutputPreview,
 )
 from ninfer.contract.sampling import GeneratedToken
-from ninfer.frontend.output_state import Blank, Output, Phase, SessionRules, State, Waiting
-from ninfer.frontend.stops import ROOT, StopMatch, StopMatcher
+from ninfer.frontend.output_calls import SHORTEST_CALL, AnswerCalls, ThoughtCalls
+from ninfer.frontend.output_shown import Output, Segment
+from ninfer.frontend.output_state import Phase, SessionRules, State, Waiting
+from ninfer.frontend.output_text import TextFlow
+from ninfer.frontend.stops import ROOT, StopMatch
 from ninfer.frontend.tokenizer import THINK_CLOSE, THINK_OPEN
+from ninfer.frontend.tool_calls.call_body import Ending, prefix_length
+from ninfer.frontend.tool_calls.call_state import CallState
 
 
 class TextOutputSession:
@@ -38,7 +43,16 @@ class TextOutputSession:
 
     def __init__(self, rules: SessionRules) -> None:
         self._rules = rules
-        self._state = State(Phase.START if rules.splits_reasoning else Phase.ANSWER)
+        calls = rules.calls
+        self._answer = TextFlow(rules, "content", rules.stops, keeps_blanks=calls is not None)
+        stops = rules.stops if rules.stops_in_reasoning else None
+        self._thought = TextFlow(rules, "reasoning", stops, keeps_blanks=True)
+        self._answer_calls = AnswerCalls(calls, self._answer) if calls else None
+        self._thought_calls = ThoughtCalls(calls) if calls else None
+        self._state = State(
+            Phase.START if rules.splits_reasoning else Phase.ANSWER,
+            calls=CallState() if calls else None,
+        )
 
     @property
     def reasoning_tokens(self) -> int:
@@ -62,13 +76,19 @@ class TextOutputSession:
             finish = self._accept(state, tokens[accepted], output)
             accepted += 1
         if finish is None and limit is not None:
-            finish = self._end(state, output) or Finish(limit)
+            finish = self._end(state, output, Ending.CUT) or Finish(limit)
         return OutputPreview(accepted, finish, output.deltas(), state)
 
     def goes_on_after(self, token: GeneratedToken) -> bool:
-        """Only a stop id or a stop string ends the output; strings are matched in a preview."""
+        """A stop id, a stop string or the only call that is allowed ends the output; strings and
+        calls are matched in a preview."""
         rules = self._rules
-        return rules.stops is None and token.token_id not in rules.stop_ids
+        if rules.stops is not None or token.token_id in rules.stop_ids:
+            return False
+        calls = self._state.calls
+        if rules.calls is None or rules.calls.is_parallel or calls is None:
+            return True
+        return calls.reader is None and len(rules.token_bytes(token.token_id)) < SHORTEST_CALL
 
     def commit(self, preview: OutputPreview) -> None:
         """Adopt a preview made from the present state; InvariantError for any other."""
@@ -91,7 +111,7 @@ class TextOutputSession:
         if self._state.is_ended:
             return ()
         state, output = self._state.successor(), Output()
-        self._end(state, output)
+        self._end(state, output, Ending.CUT)
         self._state = state
         return output.deltas()
 
@@ -99,9 +119,9 @@ class TextOutputSession:
         rules = self._rules
         state.num_tokens += 1
         if token.token_id in rules.stop_ids:
-            finish = self._end(state, output)
+            finish = self._end(state, output, Ending.NATURAL)
             if finish is None and rules.reports_stop_token:
-                output.report(token, self._channel(state))
+                self._segment(state, output).tokens.append(token)
             return finish or Finish(FinishReason.STOP_TOKEN, token.token_id)
         data = b"" if token.token_id in rules.hidden_ids else rules.token_bytes(token.token_id)
         pending = state.undecoded + data
@@ -109,45 +129,52 @@ class TextOutputSession:
         state.undecoded = pending[num_decoded:]
         # An incomplete character becomes exactly one character, whatever follows.
         end = state.length + len(text) + bool(state.undecoded)
-        state.waiting += (Waiting(token, end, bool(data)),)
+        state.wait_for(Waiting(token, end, bool(data)))
         was_closed = state.thought_end is not None
-        finish = self._advance(state, text, output, is_last=False)
+        finish = self._advance(state, text, output, None)
         if state.thought_end is None:
             self._count_reasoning(state)
         elif not was_closed:
             state.reasoning_tokens = state.num_tokens - (end > state.thought_end)
         return finish
 
-    def _end(self, state: State, output: Output) -> Finish | None:
-        """Settle everything held back. A stop string that this completes is the finish."""
+    def _end(self, state: State, output: Output, ending: Ending) -> Finish | None:
+        """Settle everything held back. A stop string or a call that this completes is the
+        finish."""
         text, _ = codecs.utf_8_decode(state.undecoded, "replace", True)
         state.undecoded = b""
-        finish = self._advance(state, text, output, is_last=True)
+        finish = self._advance(state, text, output, ending)
         if state.thought_end is None:
             self._count_reasoning(state)
         state.is_ended = True
         return finish
 
-    def _advance(self, state: State, text: str, output: Output, *, is_last: bool) -> Finish | None:
+    def _advance(
+        self, state: State, text: str, output: Output, ending: Ending | None
+    ) -> Finish | None:
         """Take decoded text in, settle what can be settled and report tokens."""
         state.held += text
         state.length += len(text)
-        match = self._settle(state, output, is_last)
+        finish = self._settle(state, output, ending)
         self._report_tokens(state, output)
-        if match is None:
+        if finish is None:
             return None
         state.is_ended = True
-        return Finish(FinishReason.STOP_STRING, match.stop)
+        if isinstance(finish, StopMatch):
+            return Finish(FinishReason.STOP_STRING, finish.stop)
+        return finish
 
-    def _settle(self, state: State, output: Output, is_last: bool) -> StopMatch | None:
+    def _settle(
+        self, state: State, output: Output, ending: Ending | None
+    ) -> StopMatch | Finish | None:
         if state.phase is Phase.START:
-            self._settle_start(state, is_last)
+            self._settle_start(state, ending)
         if state.phase is Phase.THOUGHT_LEAD:
             state.drop(len(state.held) - len(state.held.lstrip("\n")))
             if state.held:
                 state.phase = Phase.THOUGHT
         if state.phase is Phase.THOUGHT:
-            match = self._settle_thought(state, output, is_last)
+            match = self._settle_thought(state, output, ending)
             if match is not None:
                 return match
         if state.phase is Phase.ANSWER_LEAD:
@@ -155,104 +182,82 @@ class TextOutputSession:
             if state.held:
                 state.phase = Phase.ANSWER
         if state.phase is Phase.ANSWER:
-            return self._settle_answer(state, output, is_last)
+            if self._answer_calls is not None and state.calls is not None:
+                return self._answer_calls.settle(state, output, state.calls, ending)
+            limit, is_final = len(state.held), ending is not None
+            return self._answer.pass_on(state, output, limit, is_final=is_final)
         return None
 
-    def _settle_start(self, state: State, is_last: bool) -> None:
+    def _settle_start(self, state: State, ending: Ending | None) -> None:
         if state.held.startswith(THINK_OPEN):
             state.drop(len(THINK_OPEN))
             state.phase = Phase.THOUGHT_LEAD
-        elif is_last or not THINK_OPEN.startswith(state.held):
+        elif ending is not None or not THINK_OPEN.startswith(state.held):
             opens = self._rules.opens_in_reasoning
             state.phase = Phase.THOUGHT_LEAD if opens else Phase.ANSWER
 
-    def _settle_thought(self, state: State, output: Output, is_last: bool) -> StopMatch | None:
-        close = state.held.find(THINK_CLOSE, state.num_scanned)
-        is_final = is_last or close >= 0
-        if close >= 0:
-            limit = close
-        elif is_last:
-            limit = len(state.held)
-        else:
-            limit = len(state.held) - _tag_prefix_length(state.held, state.num_scanned)
-        stops = self._rules.stops if self._rules.stops_in_reasoning else None
-        match = self._scan(state, stops, limit)
-        if match is not None:
-            self._cut(state, output, match, "reasoning")
+    def _settle_thought(
+        self, state: State, output: Output, ending: Ending | None
+    ) -> StopMatch | None:
+        held = state.held
+        close = held.find(THINK_CLOSE, state.num_scanned)
+        is_final = close >= 0 or ending is not None
+        limit = close if close >= 0 else len(held)
+        if not is_final:
+            limit -= prefix_length(held, state.num_scanned, THINK_CLOSE)
+        if close < 0 and self._thought_calls is not None and state.calls is not None:
+            limit = min(limit, self._thought_calls.first(state, state.calls, ending))
+        match = self._thought.pass_on(state, output, limit, is_final=is_final)
+        if match is not None or not is_final:
             return match
-        stop = limit if is_final or stops is None else limit - stops.depth(state.node)
-        thought = state.held[:stop]
-        num_shown = len(thought.rstrip())
-        output.show(state, num_shown, "reasoning")
-        if not is_final and num_shown < stop:
-            state.blank = Blank(state.blank, state.settled, thought[num_shown:], ())
-            state.drop(stop - num_shown)
-        if is_final:
-            state.blank = None
+        state.blank = None
         if close >= 0:
-            state.drop(close - num_shown + len(THINK_CLOSE))
+            state.drop(len(THINK_CLOSE))
             state.thought_end = state.settled
             state.num_scanned, state.node = 0, ROOT
             state.phase = Phase.ANSWER_LEAD
-        elif is_last:
-            state.drop(len(state.held))
+            if state.calls is not None:
+                state.calls.forget()
+        elif state.held and state.calls is not None:
+            self._end_in_calls(state, output, state.calls)
         return None
 
-    def _settle_answer(self, state: State, output: Output, is_last: bool) -> StopMatch | None:
-        stops, limit = self._rules.stops, len(state.held)
-        if stops is None:
-            output.show(state, limit, "content")
-            return None
-        match = self._scan(state, stops, limit)
-        if match is not None:
-            self._cut(state, output, match, "content")
-            return match
-        output.show(state, limit if is_last else limit - stops.depth(state.node), "content")
-        return None
-
-    def _scan(self, state: State, stops: StopMatcher | None, limit: int) -> StopMatch | None:
-        """Feed held characters up to `limit` to the matcher."""
-        start, state.num_scanned = state.num_scanned, limit
-        if stops is None:
-            return None
-        state.node, match = stops.feed(state.node, state.held, start, limit)
-        while match is not None and state.num_tokens <= self._rules.min_tokens:
-            state.node, match = stops.feed(state.node, state.held, match.end, limit)
-        return match
-
-    def _cut(self, state: State, output: Output, match: StopMatch, channel: Channel) -> None:
-        """Show what precedes the match (or ends with it) and drop the rest with its tokens."""
-        if self._rules.includes_stop_string:
-            stop = match.end
-        else:
-            stop = match.end - len(match.stop)
-            if channel == "reasoning":
-                stop = len(state.held[:stop].rstrip())
-        output.show(state, stop, channel)
-        cut = state.settled
-        state.blank = None
-        state.waiting = tuple(waiting for waiting in state.waiting if waiting.end <= cut)
-        state.undecoded = b""
-        state.drop(len(state.held))
+    def _end_in_calls(self, state: State, output: Output, calls: CallState) -> None:
+        """The model ended its turn with calls in a thought; its last token is the stop token."""
+        state.unpark()
+        state.thought_end = thought_end = state.settled
+        num_call_tokens = sum(waiting.end > thought_end for waiting in state.waiting)
+        state.reasoning_tokens = state.num_tokens - num_call_tokens - 1
+        state.phase = Phase.ANSWER
+        if self._thought_calls is not None:
+            self._thought_calls.show(state, output, calls)
 
     def _report_tokens(self, state: State, output: Output) -> None:
         """Report the tokens whose text is settled, keep those of blanks, forget the others."""
-        settled, done = state.settled, 0
+        reportable, done = state.reportable, 0
+        if state.parked is not None:
+            if state.parked.first_end > reportable:
+                return
+            state.unpark()
         for token, end, has_text in state.waiting:
-            if end > settled:
+            if end > reportable:
                 break
             done += 1
-            channel = output.channel_at(end - 1) if has_text else self._channel(state)
+            segment = output.segment_at(end - 1) if has_text else self._segment(state, output)
             blank = state.blank
             if blank is not None and end > blank.start:
                 state.blank = blank._replace(tokens=(*blank.tokens, token))
-            elif channel is not None:
-                output.report(token, channel)
+            elif segment is not None:
+                segment.tokens.append(token)
         if done:
             state.waiting = state.waiting[done:]
 
-    def _channel(self, state: State) -> Channel:
-        return "reasoning" if self._is_thinking(state) else "content"
+    def _segment(self, state: State, output: Output) -> Segment:
+        """Where a token without a text of its own is reported."""
+        calls = state.calls
+        if calls is not None and calls.reader is not None and calls.is_shown:
+            return output.segment("call", calls.num_calls, calls.reader.name)
+        return output.segment("reasoning" if self._is_thinking(state) else "content")
 
     def _is_thinking(self, state: State) -> bool:
         if state.phase is Phase.START:
@@ -261,11 +266,3 @@ class TextOutputSession:
 
     def _count_reasoning(self, state: State) -> None:
         state.reasoning_tokens = state.num_tokens if self._is_thinking(state) else 0
-
-
-def _tag_prefix_length(text: str, start: int) -> int:
-    """Length of the longest end of text[start:] with which a closing tag may begin."""
-    for length in range(min(len(THINK_CLOSE) - 1, len(text) - start), 0, -1):
-        if text.endswith(THINK_CLOSE[:length]):
-            return length
-    return 0

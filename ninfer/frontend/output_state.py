@@ -6,13 +6,15 @@ Places are counted in characters of the decoded stream; output_session.py moves 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
-from ninfer.contract.generation import Channel, OutputDelta
 from ninfer.contract.sampling import GeneratedToken
 from ninfer.frontend.stops import ROOT, StopMatcher
+from ninfer.frontend.tool_calls.call_state import CallRules, CallState
+
+_MOST_WAITING: Final = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,7 @@ class SessionRules:
     min_tokens         stop strings that end within so many tokens are ordinary text
     splits_reasoning   False: everything is content
     opens_in_reasoning the prompt ends inside a thought
+    calls              None: calls are text
     reports_stop_token the token that ends the output is reported, without a text
     """
 
@@ -38,6 +41,7 @@ class SessionRules:
     stops_in_reasoning: bool = False
     splits_reasoning: bool = True
     opens_in_reasoning: bool = False
+    calls: CallRules | None = None
     reports_stop_token: bool = False
 
 
@@ -58,7 +62,8 @@ class Waiting(NamedTuple):
 
 
 class Blank(NamedTuple):
-    """White space of a thought, dropped should the thought end with it; newest part first.
+    """White space that is dropped should what comes next be no more text of its channel; newest
+    part first.
 
     A linked list, because a model may go on writing blanks for long: each costs the same.
     """
@@ -78,6 +83,15 @@ class Blank(NamedTuple):
         return parts[::-1]
 
 
+class Parked(NamedTuple):
+    """Tokens that wait for long, as while a call is read; newest first. `first_end` is the end of
+    the oldest."""
+
+    earlier: Parked | None
+    waiting: tuple[Waiting, ...]
+    first_end: int
+
+
 @dataclass(slots=True)
 class State:
     """undecoded   bytes of an incomplete character
@@ -85,8 +99,10 @@ class State:
     held        the last characters of the stream, neither shown nor dropped yet
     num_scanned how many of `held` have passed the tag search and the stop matcher
     node        the stop matcher's place behind them
-    blank       white space before `held` that waits for the thought to go on
+    blank       white space before `held` that waits for its channel to go on
     thought_end place behind the closing tag, None while there was none
+    parked      tokens that came before those of `waiting`
+    calls       None when calls are text
     """
 
     phase: Phase
@@ -102,6 +118,8 @@ class State:
     waiting: tuple[Waiting, ...] = ()
     blank: Blank | None = None
     is_ended: bool = False
+    parked: Parked | None = None
+    calls: CallState | None = None
 
     def successor(self) -> State:
         return State(
@@ -118,7 +136,26 @@ class State:
             self.waiting,
             self.blank,
             self.is_ended,
+            self.parked,
+            None if self.calls is None else self.calls.successor(),
         )
+
+    def wait_for(self, token: Waiting) -> None:
+        """`token` is reported once its text is settled."""
+        if len(self.waiting) == _MOST_WAITING:
+            oldest = self.parked.first_end if self.parked else self.waiting[0].end
+            self.parked = Parked(self.parked, self.waiting, oldest)
+            self.waiting = ()
+        self.waiting += (token,)
+
+    def unpark(self) -> None:
+        """All tokens that wait stand in `waiting`."""
+        groups, parked = [self.waiting], self.parked
+        while parked is not None:
+            groups.append(parked.waiting)
+            parked = parked.earlier
+        self.waiting = tuple(token for group in reversed(groups) for token in group)
+        self.parked = None
 
     @property
     def settled(self) -> int:
@@ -128,59 +165,14 @@ class State:
     def drop(self, count: int) -> None:
         self.held = self.held[count:]
         self.num_scanned = max(0, self.num_scanned - count)
+        if self.calls is not None:
+            self.calls.drop(count)
 
-
-class Span(NamedTuple):
-    """Shown characters [start, stop) of the stream."""
-
-    start: int
-    stop: int
-    channel: Channel
-
-
-@dataclass(slots=True)
-class Output:
-    """What a preview shows, by channel."""
-
-    texts: dict[Channel, str] = field(default_factory=dict)
-    tokens: dict[Channel, list[GeneratedToken]] = field(default_factory=dict)
-    spans: list[Span] = field(default_factory=list)
-
-    def show(self, state: State, count: int, channel: Channel) -> None:
-        """Move the first `count` held characters into `channel`, after blanks before them."""
-        if count:
-            if state.blank is not None:
-                self._show_blank(state.blank)
-                state.blank = None
-            start = state.settled
-            self.spans.append(Span(start, start + count, channel))
-            self.texts[channel] = self.texts.get(channel, "") + state.held[:count]
-            state.drop(count)
-
-    def _show_blank(self, blank: Blank) -> None:
-        parts = blank.parts()
-        text = "".join(part.text for part in parts)
-        self.texts["reasoning"] = self.texts.get("reasoning", "") + text
-        for part in parts:
-            for token in part.tokens:
-                self.report(token, "reasoning")
-
-    def report(self, token: GeneratedToken, channel: Channel) -> None:
-        self.tokens.setdefault(channel, []).append(token)
-
-    def channel_at(self, place: int) -> Channel | None:
-        for span in self.spans:
-            if span.start <= place < span.stop:
-                return span.channel
-        return None
-
-    def deltas(self) -> tuple[OutputDelta, ...]:
-        return tuple(
-            OutputDelta(channel, self.texts.get(channel, ""), tuple(self.tokens.get(channel, ())))
-            for channel in _CHANNELS
-            if channel in self.texts or channel in self.tokens
-        )
-
-
-_CHANNELS: Final[tuple[Channel, ...]] = ("reasoning", "content")
-"""In the order in which they can appear."""
+    @property
+    def reportable(self) -> int:
+        """Tokens that end before this place can be reported: those of settled text, and of a call
+        that is shown while it is read."""
+        calls = self.calls
+        if calls is None or calls.reader is None or not calls.is_shown:
+            return self.settled
+        return self.settled + calls.reader.place

@@ -44,11 +44,13 @@ def opening_prefix_length(text: str, start: int) -> int:
 class CallReader:
     """Reads one call from a text that starts with its opening mark.
 
-    place   behind all that was understood; of a complete call, behind its closing mark
+    place       behind all that was understood; of a complete call, behind its closing mark
+    opening_end behind the marks that open the call
     """
 
     def __init__(self, tools: DeclaredTools) -> None:
         self.place = 0
+        self.opening_end = 0
         self._tools = tools
         self._body: CallBody | None = None
         self._is_body_complete = False
@@ -100,11 +102,13 @@ class CallReader:
 
     def _open(self, text: str) -> Verdict:
         is_wrapped = text.startswith(CALL_OPEN)
-        self.place = skip_space(text, len(CALL_OPEN)) if is_wrapped else 0
+        self.opening_end = len(CALL_OPEN) if is_wrapped else 0
+        self.place = skip_space(text, self.opening_end)
         if text.startswith("{", self.place):
             self._body = JsonCallBody(self._tools, self.place)
             return Verdict.OPEN
         if text.startswith(FUNCTION_OPEN, self.place):
+            self.opening_end = self.place + len(FUNCTION_OPEN)
             self._body = XmlCallBody(self._tools, self.place, needs_close=not is_wrapped)
             return Verdict.OPEN
         return Verdict.OPEN if may_become(text, self.place, FUNCTION_OPEN) else Verdict.BROKEN
