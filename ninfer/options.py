@@ -128,6 +128,15 @@ def parse_output_name(text: str) -> str:
     return parse_name(text)
 
 
+def parse_media_hosts(text: str) -> tuple[str, ...]:
+    """`images.example.org,.cdn.example.org,files.example.org:8443`."""
+    hosts = parse_names(text)
+    for host in hosts:
+        if re.fullmatch(r"\.?[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*(:[1-9][0-9]{0,4})?", host) is None:
+            raise ValueError(f"{host!r} is neither HOST, .SUFFIX, HOST:PORT nor .SUFFIX:PORT")
+    return hosts
+
+
 _BYTE_UNITS: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
@@ -362,6 +371,17 @@ class ServeOptions:
     max_request_mib: int = option(
         64, "largest request body in MiB", parse=parse_int(1, 4096), metavar="N"
     )
+    allow_remote_media: bool = option(
+        False,
+        "fetch pictures and videos that requests name by http(s) address, from public addresses"
+        " only; for models with vision",
+    )
+    remote_media_hosts: tuple[str, ...] = option(
+        (),
+        "the only hosts they are fetched from, with commas or repeated; .example.org = every host"
+        " below it, HOST:PORT = at another port than 80 and 443; default any host",
+        parse=parse_media_hosts, metavar="HOSTS", is_list=True,
+    )  # fmt: skip
     max_connections: int = option(
         1024, "open connections at once", parse=parse_int(1, 1_000_000), metavar="N"
     )

@@ -20,6 +20,7 @@ from ninfer.options import (
     parse_bool,
     parse_bytes,
     parse_keys,
+    parse_media_hosts,
     parse_name,
     parse_names,
     parse_output_name,
@@ -194,3 +195,14 @@ def test_what_is_no_origin_is_refused(text: str) -> None:
 
 def test_keys_are_not_shown() -> None:
     assert "hidden" not in repr(ServeOptions(api_key=("hidden",)))
+
+
+@pytest.mark.parametrize("text", ["a b", "http://a.org", "a.org/", "a.org:", "a.org:0", "..a", "*"])
+def test_what_is_no_media_host_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="neither HOST"):
+        parse_media_hosts(text)
+
+
+def test_media_hosts_are_names_suffixes_and_ports() -> None:
+    hosts = ("a.org", ".b.org", "c.org:8443", ".d.org:8080", "127.0.0.1")
+    assert parse_media_hosts(",".join(hosts)) == hosts

@@ -247,3 +247,5 @@ class ModelCard:
     created_s: int
     fingerprint: str
     """`fp_` and a hash of weights and engine settings; the `system_fingerprint` of answers."""
+    has_vision: bool = False
+    """It takes pictures and videos."""

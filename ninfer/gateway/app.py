@@ -35,6 +35,7 @@ from ninfer.gateway.counters import GatewayCounters
 from ninfer.gateway.exchange import Exchange
 from ninfer.gateway.lifecycle import Lifecycle, ServedModel
 from ninfer.gateway.limits import GatewayLimits, limits_from
+from ninfer.gateway.media.desk import open_media_desk
 from ninfer.gateway.openapi.document import OpenApiDocument
 from ninfer.gateway.page.routes import PREFIX as PAGE_PREFIX
 from ninfer.gateway.page.routes import Page
@@ -73,6 +74,7 @@ class Gateway:
         self._log = log
         self._authentication = read_authentication(options)
         self._cors = CorsPolicy(options.cors_origins)
+        self._media = open_media_desk(options)
         self._router = _make_router()
 
     def attach(self, model: ServedModel) -> None:
@@ -115,7 +117,7 @@ class Gateway:
         path = normalise_path(request.path)
         exchange = Exchange(
             request, path, self.lifecycle, self.options, self.limits, self.counters, self._log,
-            running=self.running, headers=self._cors.headers(request),
+            running=self.running, headers=self._cors.headers(request), media=self._media,
         )  # fmt: skip
         try:
             response = await self._respond(exchange)

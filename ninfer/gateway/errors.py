@@ -73,6 +73,9 @@ ERROR_RULES: Final[Mapping[str, ErrorRule]] = {
     "unsupported_value": _BAD_REQUEST,
     # Raised by the gateway itself.
     "invalid_http": _BAD_REQUEST,
+    "invalid_media": _BAD_REQUEST,
+    "media_budget_exceeded": _BAD_REQUEST,
+    "remote_media_disabled": _BAD_REQUEST,
     "invalid_request_encoding": _BAD_REQUEST,
     "headers_too_large": ErrorRule(431, "invalid_request_error"),
     "item_not_found": ErrorRule(404, "invalid_request_error"),

@@ -19,6 +19,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 import orjson
 from aiohttp import web
 
+from ninfer.contract.chat import ChatPrompt
 from ninfer.contract.errors import NInferError, RequestError
 from ninfer.gateway.answer_headers import answer_headers
 from ninfer.gateway.body import read_json_body
@@ -29,6 +30,8 @@ from ninfer.gateway.errors import describe_error, family_of, is_expected
 from ninfer.gateway.fields import Fields
 from ninfer.gateway.lifecycle import Lifecycle
 from ninfer.gateway.limits import GatewayLimits
+from ninfer.gateway.media.desk import MediaDesk, with_media
+from ninfer.gateway.media.references import MediaReference, no_vision
 from ninfer.gateway.request_end import RequestEnd, now_text
 from ninfer.gateway.request_ids import exchange_id
 from ninfer.gateway.request_log import RequestLog
@@ -64,8 +67,10 @@ class Exchange:
         *,
         running: RunningRequests | None = None,
         headers: Mapping[str, str] = _NO_HEADERS,
+        media: MediaDesk | None = None,
     ) -> None:
-        """`running` is where an abort finds the request; `headers` go out with every answer."""
+        """`running` is where an abort finds the request; `headers` go out with every answer;
+        `media` acquires pictures and videos."""
         self.request = request
         self.path = path
         self.lifecycle = lifecycle
@@ -74,6 +79,7 @@ class Exchange:
         self.counters = counters
         self._log = log
         self._running = running
+        self._media = media
         self._task: asyncio.Task[Any] | None = None
         self._is_aborted = False
         self.request_id = exchange_id(request.headers.get("X-Request-Id"))
@@ -95,6 +101,18 @@ class Exchange:
     def session_id(self) -> str | None:
         """The conversation's name, where it came in a header."""
         return self.request.headers.get(SESSION_HEADER)
+
+    async def acquire_media(
+        self, chat: ChatPrompt, references: Sequence[MediaReference]
+    ) -> ChatPrompt:
+        """`chat` with the files that `references`, one for each of its media parts in their order,
+        stand for. Raises RequestError: `unsupported_value` naming the part for a model without
+        vision, and what MediaDesk.acquire raises."""
+        if not references:
+            return chat
+        if self._media is None or not self.lifecycle.card.has_vision:
+            raise no_vision(references[0].part)
+        return with_media(chat, await self._media.acquire(references))
 
     @property
     def log_end(self) -> Exchange:

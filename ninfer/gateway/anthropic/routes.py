@@ -14,7 +14,7 @@ from ninfer.gateway.anthropic.answer import MessageBuilder, MessageHead, Message
 from ninfer.gateway.anthropic.request import MessagesRequest, parse_messages_request
 from ninfer.gateway.choices import Choices, build_requests
 from ninfer.gateway.exchange import Exchange
-from ninfer.gateway.fields import Fields, unsupported_value
+from ninfer.gateway.fields import Fields
 from ninfer.gateway.lifecycle import ServedModel
 from ninfer.gateway.request_ids import new_id
 
@@ -24,7 +24,7 @@ async def create_message(exchange: Exchange) -> web.StreamResponse:
     model = exchange.lifecycle.require_model()
     request = await _read(exchange, model)
     name = exchange.check_model(request.model)
-    prompt = await _prepare(model, request)
+    prompt = await _prepare(exchange, model, request)
     message_id = new_id("msg_")
     requests = build_requests(model, message_id, prompt, request.params, 1)
     head = MessageHead(message_id, name, exchange.request_id, request.hides_thinking)
@@ -40,7 +40,7 @@ async def count_tokens(exchange: Exchange) -> web.StreamResponse:
     model = exchange.lifecycle.require_model()
     request = await _read(exchange, model)
     exchange.check_model(request.model)
-    prompt = await _prepare(model, request)
+    prompt = await _prepare(exchange, model, request)
     return exchange.json({"input_tokens": prompt.num_tokens})
 
 
@@ -53,7 +53,8 @@ async def _read(exchange: Exchange, model: ServedModel) -> MessagesRequest:
     return await exchange.read(parse)
 
 
-async def _prepare(model: ServedModel, request: MessagesRequest) -> PreparedPrompt:
-    if request.media:
-        raise unsupported_value(request.media[0].path, "this model takes no pictures or videos")
-    return await model.frontend.prepare_chat(request.chat)
+async def _prepare(
+    exchange: Exchange, model: ServedModel, request: MessagesRequest
+) -> PreparedPrompt:
+    chat = await exchange.acquire_media(request.chat, request.media)
+    return await model.frontend.prepare_chat(chat)

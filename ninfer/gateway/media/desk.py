@@ -22,11 +22,13 @@ from ninfer.gateway.media.errors import (
     remote_media_disabled,
 )
 from ninfer.gateway.media.fetch import RemoteFetcher
+from ninfer.gateway.media.hosts import HostRules
 from ninfer.gateway.media.image_header import ImageHeaderError, read_image_header
 from ninfer.gateway.media.inline import decode_base64, decode_data_url, is_data_url
 from ninfer.gateway.media.limits import MediaLimits
 from ninfer.gateway.media.references import MediaReference
 from ninfer.gateway.media.video import is_video
+from ninfer.options import ServeOptions
 
 _REMOTE: Final = re.compile(r"\s*https?:", re.IGNORECASE)
 
@@ -92,6 +94,14 @@ class MediaDesk:
             raise InvariantError("a remote reference without a fetcher")
         data = await self._fetcher.fetch(item.text, item.path)
         return budget.admit(item, data)
+
+
+def open_media_desk(options: ServeOptions) -> MediaDesk:
+    """As the server's options have it."""
+    limits = MediaLimits()
+    if not options.allow_remote_media:
+        return MediaDesk(limits, None)
+    return MediaDesk(limits, RemoteFetcher(limits, HostRules(options.remote_media_hosts or None)))
 
 
 def _is_remote(item: MediaReference) -> bool:

@@ -22,6 +22,7 @@ MediaKind: TypeAlias = Literal["image", "video"]
 class MediaReference:
     """Where one picture or video is to be had.
 
+    part        the path of the part it stands in
     path        the field that says so, for errors
     text        a URL, or base64 without one
     is_base64   `text` is base64 itself
@@ -31,6 +32,7 @@ class MediaReference:
     path: str
     text: str = field(repr=False)
     is_base64: bool = False
+    part: str = ""
 
 
 _KINDS: Final[Mapping[str, MediaKind]] = {
@@ -44,9 +46,9 @@ _KINDS: Final[Mapping[str, MediaKind]] = {
 MEDIA_TYPES: Final = frozenset(_KINDS)
 
 
-def no_vision(part: Fields) -> RequestError:
+def no_vision(path: str) -> RequestError:
     """The error for a media part that is sent to a model of text alone."""
-    return unsupported_value(part.path, "this model takes no pictures or videos")
+    return unsupported_value(path, "this model takes no pictures or videos")
 
 
 def parse_media_part(part: Fields) -> MediaReference:
@@ -54,7 +56,7 @@ def parse_media_part(part: Fields) -> MediaReference:
     kind = _KINDS[part.string("type") or ""]
     source = part.child("source")
     if source is not None:
-        return _from_source(source, kind)
+        return _from_source(source, kind, part.path)
     keys = ("image_url", "image") if kind == "image" else ("video_url", "video")
     key = part.first_of(keys)
     if key is None:
@@ -68,10 +70,10 @@ def parse_media_part(part: Fields) -> MediaReference:
     url = holder.string(key)
     if url is None:
         raise missing(holder.path_of(key))
-    return MediaReference(kind, holder.path_of(key), url)
+    return MediaReference(kind, holder.path_of(key), url, part=part.path)
 
 
-def _from_source(source: Fields, kind: MediaKind) -> MediaReference:
+def _from_source(source: Fields, kind: MediaKind, part: str) -> MediaReference:
     source.string("media_type")
     form = source.string("type")
     key = {"base64": "data", "url": "url"}.get(form or "")
@@ -82,4 +84,4 @@ def _from_source(source: Fields, kind: MediaKind) -> MediaReference:
     text = source.string(key)
     if text is None:
         raise missing(source.path_of(key))
-    return MediaReference(kind, source.path_of(key), text, is_base64=key == "data")
+    return MediaReference(kind, source.path_of(key), text, key == "data", part)

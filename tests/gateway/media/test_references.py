@@ -10,11 +10,12 @@ from ninfer.contract.errors import RequestError
 from ninfer.gateway.fields import Fields
 from ninfer.gateway.media.references import MEDIA_TYPES, MediaReference, parse_media_part
 
+PART = "messages[2].content[0]"
 IMAGE_URL = ("image", "image_url.url")
 
 
 def parse(part: dict[str, Any]) -> MediaReference:
-    return parse_media_part(Fields(part, "messages[2].content[0]"))
+    return parse_media_part(Fields(part, PART))
 
 
 @pytest.mark.parametrize(
@@ -34,12 +35,12 @@ def test_urls(part: dict[str, Any], expected: tuple[str, str]) -> None:
     kind, path = expected
     reference = parse(part)
     assert (reference.kind, reference.text, reference.is_base64) == (kind, "U", False)
-    assert reference.path == f"messages[2].content[0].{path}"
+    assert reference.path == f"{PART}.{path}"
 
 
 def test_bare_base64() -> None:
     source = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
-    expected = MediaReference("image", "messages[2].content[0].source.data", "AAAA", True)
+    expected = MediaReference("image", f"{PART}.source.data", "AAAA", is_base64=True, part=PART)
     assert parse({"type": "image", "source": source}) == expected
 
 
@@ -61,4 +62,4 @@ def test_bare_base64() -> None:
 def test_errors_name_the_field(part: dict[str, Any], code: str, path: str) -> None:
     with pytest.raises(RequestError) as raised:
         parse(part)
-    assert (raised.value.code, raised.value.param) == (code, f"messages[2].content[0].{path}")
+    assert (raised.value.code, raised.value.param) == (code, f"{PART}.{path}")
