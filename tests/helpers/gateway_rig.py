@@ -6,7 +6,7 @@ import asyncio
 import io
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -16,7 +16,7 @@ from ninfer.gateway.app import Gateway
 from ninfer.gateway.lifecycle import ServedModel
 from ninfer.gateway.limits import GatewayLimits
 from ninfer.gateway.request_log import RequestLog
-from ninfer.gateway.server import open_listener
+from ninfer.gateway.server import Listener, open_listener
 from ninfer.options import ServeOptions
 from tests.helpers.fake_engine import CARD, FakeEngine, FakeFrontend
 
@@ -70,7 +70,13 @@ class Rig:
     frontend: FakeFrontend
     url: str
     session: aiohttp.ClientSession
-    port: int = field(default=0)
+    port: int
+    listener: Listener | None = None
+
+    async def stop(self) -> None:
+        """Close the port and every connection."""
+        if self.listener is not None:
+            await self.listener.aclose()
 
     async def request(self, method: str, path: str, **kwargs: Any) -> Answer:
         async with self.session.request(method, self.url + path, **kwargs) as response:
@@ -131,7 +137,7 @@ async def running_gateway(
     try:
         async with aiohttp.ClientSession() as session:
             port = int(listener.url.rpartition(":")[2])
-            yield Rig(gateway, engine, frontend, listener.url, session, port)
+            yield Rig(gateway, engine, frontend, listener.url, session, port, listener)
     finally:
         await listener.aclose()
 
