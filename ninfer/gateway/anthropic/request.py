@@ -14,6 +14,7 @@ from ninfer.gateway.anthropic.conversation import MessagesConversation, parse_co
 from ninfer.gateway.anthropic.tools import MessagesTools, parse_message_tools
 from ninfer.gateway.cache_fields import MAX_NAME_CHARACTERS, parse_cache_request
 from ninfer.gateway.chat_request import parse_template_kwargs
+from ninfer.gateway.constraint_fields import parse_constraint
 from ninfer.gateway.fields import Fields, invalid_value, missing
 from ninfer.gateway.generation_fields import Spellings, check_hints, parse_params
 from ninfer.gateway.json_text import parse_json
@@ -50,7 +51,7 @@ def parse_messages_request(
     fields: Fields, vocab_size: int, session_header: str | None = None
 ) -> MessagesRequest:
     """Raises RequestError. Unknown fields are ignored; unsupported guarantees are not."""
-    refuse_unsupported(fields)
+    refuse_unsupported(fields, takes_constraints=True)
     check_hints(fields)
     conversation = parse_conversation(fields)
     tools = parse_message_tools(fields)
@@ -65,7 +66,7 @@ def parse_messages_request(
         split_reasoning=True,
         cache=_cache_request(fields, session_header),
     )
-    budget = _thinking_budget(fields, params.max_tokens)
+    budget = _thinking_budget(fields, params)
     return MessagesRequest(
         model=fields.string("model"),
         chat=_chat_prompt(fields, conversation, tools),
@@ -98,12 +99,14 @@ def _chat_prompt(
     )
 
 
-def _thinking_budget(fields: Fields, max_tokens: int | None) -> int | None:
+def _thinking_budget(fields: Fields, params: GenerationParams) -> int | None:
     """Below `max_tokens`, so that a token of the answer is left."""
     thinking = fields.child("thinking")
-    if thinking is None or thinking.string("type") != "enabled":
-        return None
-    budget = thinking.integer("budget_tokens", 1)
+    if thinking is not None:
+        thinking.integer("budget_tokens", 1)
+        if thinking.string("type") == "disabled":
+            return None
+    budget, max_tokens = params.thinking_budget, params.max_tokens
     if budget is None or max_tokens is None:
         return budget
     return min(budget, max(max_tokens - 1, 1))
@@ -116,11 +119,15 @@ def _hides_thinking(fields: Fields) -> bool:
 
 
 def _constraint(fields: Fields) -> Constraint | None:
-    """The schema of `output_config.format`, in older requests of `output_format`."""
+    """`output_config.format`, in older requests `output_format`, or a spelling of the others."""
     config = fields.child("output_config")
     formats = [config.child("format") if config is not None else None]
     formats.append(fields.child("output_format"))
     constraints = [_schema(item) for item in formats if item is not None]
+    constraints += [item for item in (parse_constraint(fields),) if item is not None]
+    if len(constraints) > 1:
+        first, second, *_ = constraints
+        raise invalid_value(second.param, f"cannot be combined with '{first.param}'")
     return constraints[0] if constraints else None
 
 

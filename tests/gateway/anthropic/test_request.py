@@ -290,6 +290,18 @@ def test_refused_formats(fields: dict[str, Any], code: str, param: str) -> None:
     assert parse(output_config={"format": None}, output_format=None).params.constraint is None
 
 
+def test_spellings_of_other_protocols_constrain_too() -> None:
+    constraint = parse(guided_regex="a+").params.constraint
+    assert constraint is not None
+    assert (constraint.kind, constraint.param) == ("regex", "guided_regex")
+    fields = {"output_format": {"type": "json_schema", "schema": SCHEMA}}
+    assert refusal(**fields, guided_regex="a+") == ("invalid_value", "guided_regex")
+    assert refusal(**fields, output_config={"format": fields["output_format"]}) == (
+        "invalid_value",
+        "output_format.schema",
+    )
+
+
 # The conversation's name.
 
 
