@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from ninfer.contract.chat import ChatPrompt, GenerationParams
+from ninfer.contract.chat import ChatPrompt, GenerationParams, ToolRules
 from ninfer.contract.errors import ModelFileError, RequestError
 from ninfer.contract.generation import GenerationRequest
 from ninfer.contract.model import FrontendResources, ModelConfig
@@ -39,7 +39,9 @@ from ninfer.frontend.tokenizer import (
     TextTokenizer,
     replace_surrogates,
 )
-from ninfer.frontend.tool_calls.call_format import JsonCallFormat
+from ninfer.frontend.tool_calls.call_format import CALL_CLOSE, CALL_OPEN, JsonCallFormat
+from ninfer.frontend.tool_calls.call_state import CallRules
+from ninfer.frontend.tool_calls.parameter_types import DeclaredTools
 from ninfer.options import SamplingOptions
 
 UNLIMITED_TOKENS: Final = 2**31 - 1
@@ -237,17 +239,24 @@ class ModelFrontend:
             splits_reasoning=params.split_reasoning,
             opens_in_reasoning=prompt.opens_in_reasoning,
             reports_stop_token=params.reports_stop_token,
+            calls=_call_rules(params.tools),
         )
 
     def _hidden_ids(self, params: GenerationParams) -> frozenset[int]:
-        """Special tokens, except the tags that the session itself has to see."""
+        """Special tokens, except the marks that the session itself has to see."""
         tokenizer = self._tokenizer
         if tokenizer is None or not params.skip_special_tokens:
             return frozenset()
-        if not params.split_reasoning:
-            return tokenizer.special_ids
-        tags = {tokenizer.added_id(THINK_OPEN), tokenizer.added_id(THINK_CLOSE)}
-        return tokenizer.special_ids - tags
+        marks = [THINK_OPEN, THINK_CLOSE] if params.split_reasoning else []
+        marks += [CALL_OPEN, CALL_CLOSE] if _call_rules(params.tools) else []
+        return tokenizer.special_ids - {tokenizer.added_id(mark) for mark in marks}
+
+
+def _call_rules(tools: ToolRules | None) -> CallRules | None:
+    """None when no call may come: what looks like one is text."""
+    if tools is None or tools.choice == "none":
+        return None
+    return CallRules(DeclaredTools(tools), tools.parallel)
 
 
 def _num_characters(chat: ChatPrompt) -> int:

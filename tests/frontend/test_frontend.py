@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
+import math
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
 
 from ninfer.contract.cache import CacheMode, CacheRequest
-from ninfer.contract.chat import Frontend, GenerationParams
+from ninfer.contract.chat import Frontend, GenerationParams, ToolRules, ToolSpec
 from ninfer.contract.errors import ModelFileError, RequestError
 from ninfer.contract.generation import Finish, FinishReason, GenerationRequest
 from ninfer.contract.model import FrontendResources
@@ -338,3 +340,43 @@ class TestModelFiles:
         prompt = chat(turn("user", "hi"))
         assert await frontend.render_chat(prompt) == "|<|im_end|>|hi"
         assert IM_END in (await frontend.prepare_chat(prompt)).token_ids
+
+
+class TestTools:
+    """Calls in answers to requests with tools."""
+
+    TEXT = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+
+    def _answer(self, frontend: ModelFrontend, **params: Any) -> dict[str, str]:
+        texts: dict[str, str] = {}
+        request = build(frontend, **params)
+        for token_id in [*TOKENIZER.encode(self.TEXT), IM_END]:
+            preview = request.session.preview([GeneratedToken(token_id)], None)
+            request.session.commit(preview)
+            for delta in preview.deltas:
+                texts[delta.channel] = texts.get(delta.channel, "") + delta.text
+        return texts
+
+    def _special_marks(self) -> ModelFrontend:
+        """The demo model's frontend, but the marks of calls are special tokens."""
+        data = json.loads(RESOURCES.tokenizer_json or b"")
+        for token in data["added_tokens"]:
+            token["special"] |= "tool_call" in token["content"]
+        return demo_frontend(tokenizer_json=json.dumps(data).encode())
+
+    def test_declared_call_leaves_the_content(self) -> None:
+        rules = ToolRules(tools=(ToolSpec("f"),))
+        for frontend in (FRONTEND, self._special_marks()):
+            assert self._answer(frontend, tools=rules) == {"call": '{"a": 1}'}
+
+    def test_call_is_text_without_tools(self) -> None:
+        assert self._answer(FRONTEND) == {"content": self.TEXT}
+        rules = ToolRules(tools=(ToolSpec("g"),))
+        assert self._answer(FRONTEND, tools=rules) == {"content": self.TEXT}
+
+    def test_no_call_may_begin_where_none_is_wanted(self) -> None:
+        rules = ToolRules(tools=(ToolSpec("f"),), choice="none")
+        bias = dict(build(tools=rules).sampling.logit_bias)
+        (mark,) = TOKENIZER.encode("<tool_call>")
+        assert bias == {mark: -math.inf}
+        assert self._answer(FRONTEND, tools=rules) == {"content": self.TEXT}
