@@ -67,6 +67,9 @@ async function send(path, options) {
 }
 
 async function errorOf(response) {
+  if (response.status === 401) {
+    return new ApiError(401, "The server asks for an API key.", "invalid_api_key");
+  }
   let error = {};
   try {
     error = (await response.json()).error ?? {};

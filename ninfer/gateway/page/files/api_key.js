@@ -3,6 +3,9 @@
 import { byId } from "./dom.js";
 import { loadApiKey, saveApiKey } from "./storage.js";
 
+const NEEDED = "This server asks for an API key.";
+const REFUSED = "The server did not take this key.";
+
 export class ApiKeys {
   constructor() {
     this.dialog = byId("key-dialog");
@@ -21,11 +24,11 @@ export class ApiKeys {
   }
 
   /** True once a key was given, false when the dialog was left. One dialog for all who ask. */
-  ask(reason) {
+  ask() {
     this.pending ??= new Promise((resolve) => {
       this.isGiven = false;
       this.resolve = resolve;
-      byId("key-text").textContent = loadApiKey() ? reason : "This server asks for an API key.";
+      byId("key-text").textContent = loadApiKey() ? REFUSED : NEEDED;
       this.dialog.showModal();
     });
     return this.pending;

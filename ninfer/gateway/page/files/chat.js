@@ -3,7 +3,7 @@
 import { ApiError, streamChat } from "./api.js";
 import { applyChunk, settle } from "./answer.js";
 import { copyButtons } from "./copy_button.js";
-import { assistantMessage, Conversation, toolMessage, userMessage } from "./conversation.js";
+import { assistantMessage, Conversation, LEFT_NOTE, toolMessage, userMessage } from "./conversation.js";
 import { byId, make } from "./dom.js";
 import { MessageView } from "./message_view.js";
 import { startComposer } from "./composer.js";
@@ -11,6 +11,7 @@ import { Notice } from "./notice.js";
 
 const SAVE_EVERY_MS = 1000;
 const NEAR_END_PX = 48;
+const LEFT = "left";
 
 export class Chat {
   /** `keys` asks for an API key; `settings` has the fields of requests. */
@@ -26,7 +27,7 @@ export class Chat {
     this.composer = startComposer((text) => this.ask(text), () => this.stop());
     byId("new-chat").addEventListener("click", () => this.clear());
     window.addEventListener("storage", (event) => this.#onStored(event));
-    window.addEventListener("pagehide", () => this.isBusy && this.conversation.save());
+    window.addEventListener("pagehide", () => this.#leave());
     this.#showAll();
   }
 
@@ -73,6 +74,14 @@ export class Chat {
     this.composer.focus();
   }
 
+  /** A browser may keep a page that was left, with its connections. */
+  #leave() {
+    if (this.isBusy) {
+      this.conversation.save();
+      this.running.abort(LEFT);
+    }
+  }
+
   async #answer() {
     const fields = this.settings.requestFields();
     const messages = this.conversation.toRequest(this.settings.systemPrompt);
@@ -87,7 +96,7 @@ export class Chat {
     } catch (error) {
       settleFailed(message, error, this.running.signal);
       if (error instanceof ApiError && error.status === 401) {
-        this.#askForKey(error);
+        this.#askForKey();
       }
     }
     this.#finish(message);
@@ -123,8 +132,8 @@ export class Chat {
     this.#announce(ANNOUNCED[message.state] ?? "");
   }
 
-  #askForKey(error) {
-    this.keys.ask(error.message).then((isGiven) => {
+  #askForKey() {
+    this.keys.ask().then((isGiven) => {
       if (isGiven && this.conversation.last?.state === "failed") {
         this.retry();
       }
@@ -241,7 +250,9 @@ const ANNOUNCED = {
 };
 
 function settleFailed(message, error, signal) {
-  if (signal.aborted) {
+  if (signal.reason === LEFT) {
+    settle(message, "interrupted", LEFT_NOTE);
+  } else if (signal.aborted) {
     settle(message, "stopped", "Stopped.");
   } else if (error instanceof ApiError) {
     settle(message, "failed", error.message);

@@ -11,6 +11,7 @@
 import { isOwnKey, loadJson, saveJson } from "./storage.js";
 
 const NAME = "conversation";
+export const LEFT_NOTE = "The page was left before the answer was complete.";
 const ROLES = new Set(["user", "assistant", "tool"]);
 
 export class Conversation {
@@ -90,7 +91,7 @@ function restoredAnswer(item) {
   message.calls = Array.isArray(message.calls) ? message.calls.filter(Boolean) : [];
   if (message.state === "streaming") {
     message.state = "interrupted";
-    message.note = "The page was left before the answer was complete.";
+    message.note = LEFT_NOTE;
   }
   return message;
 }

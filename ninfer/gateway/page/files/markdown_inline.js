@@ -146,7 +146,7 @@ function closes(text, at, start, marks) {
   const before = text[at - 1];
   const after = text[at + marks.length];
   const isInWord = marks[0] === "_" && isWordPart(after);
-  const isLonger = marks.length === 1 && (after === marks || (before === marks && at > start));
+  const isLonger = after === marks[0] || (marks.length === 1 && before === marks);
   return at > start && !/\s/.test(before) && !isInWord && !isLonger;
 }
 

@@ -119,5 +119,5 @@ function figures({ usage, rate }) {
   }
   const cached = usage.cached > 0 ? ` (${usage.cached} from the cache)` : "";
   const speed = rate === null ? null : `${rate.toFixed(1)} tokens/s`;
-  return [`${usage.prompt}${cached} + ${usage.completion} tokens`, speed];
+  return [`${usage.prompt} tokens read${cached}, ${usage.completion} written`, speed];
 }

@@ -20,8 +20,8 @@ export class StatusView {
     this.state = make("p", { id: "status-state" });
     this.meters = Object.fromEntries(METERS.map(([name, title, help]) => [name, meter(name, title, help)]));
     this.chart = sparkline();
-    this.generated = figure("generated", "Generated", this.chart.element);
-    this.read = figure("read", "Read");
+    this.generated = figure("generated", "Tokens written", this.chart.element);
+    this.read = figure("read", "Prompt tokens computed");
     this.reused = figure("reused", "Prompt tokens from the cache");
     this.tiers = table("tiers", "Context cache", ["Tier", "Checkpoints", "Tokens", "Bytes", "Hits"]);
     this.misses = make("p", { class: "help", id: "misses" });
@@ -40,7 +40,7 @@ export class StatusView {
   show({ status, error, rates }) {
     if (error?.status === 401 && this.isVisible && !this.wasAsked) {
       this.wasAsked = true;
-      void this.keys.ask(error.message);
+      void this.keys.ask();
     }
     setText(this.state, stateText(status, error));
     byId("status-root").classList.toggle("stale", error !== null);
@@ -94,7 +94,7 @@ export class StatusView {
 
 function stateText(status, error) {
   if (error !== null) {
-    return error.status === 401 ? "The status needs an API key." : error.message;
+    return error.message;
   }
   const state = STATES[status.status] ?? status.status;
   const why = status.engine?.error ? `: ${status.engine.error}` : "";
