@@ -36,9 +36,8 @@ _HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     "minContains": (0,),
 }
 """Values that ask for nothing."""
-_FORMATS: Final = frozenset(
-    {"date", "time", "date-time", "duration", "uuid", "email", "hostname", "ipv4", "ipv6", "uri"}
-)
+_NAME_RULES: Final = ("pattern", "enum", "const", "minLength", "maxLength")
+_FORMATS: Final = frozenset({"duration", "uuid", "email", "hostname", "ipv4", "ipv6", "uri"})
 _OTHER_FORMATS: Final = frozenset(
     {
         "idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer", "regex",
@@ -46,16 +45,25 @@ _OTHER_FORMATS: Final = frozenset(
     }
 )  # fmt: skip
 """Standard ones without a grammar; others are no part of the standard and only describe."""
-_KEPT: Final = frozenset(
+_DROPPED: Final = frozenset(
     {
-        "type", "properties", "required", "additionalProperties", "patternProperties",
-        "minProperties", "maxProperties", "items", "prefixItems", "additionalItems", "minItems",
-        "maxItems", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "$defs", "definitions",
-        "minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum",
-        "exclusiveMaximum", "multipleOf",
+        *_UNSUPPORTED, "$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor",
+        "$vocabulary", "additionalItems", "nullable",
     }
 )  # fmt: skip
-"""What the library is given; a keyword of nobody's is an annotation and means nothing."""
+"""What the library is not given. A keyword of nobody's is an annotation and means nothing."""
+_DATE: Final = (
+    r"(?:(?:[1-9]\d{3}|0[1-9]\d\d|00[1-9]\d|000[1-9])-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])"
+    r"|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)|02-(?:0[1-9]|1\d|2[0-8]))"
+    r"|(?:\d\d(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)-02-29)"
+)
+_TIME: Final = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,9})?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
+_FORMAT_PATTERNS: Final[Mapping[str, str]] = {
+    "date": f"^{_DATE}$",
+    "time": f"^{_TIME}$",
+    "date-time": f"^{_DATE}T{_TIME}$",
+}
+"""Exact but for leap seconds, which are left out: only real days from year 1 on."""
 _COUNTS: Final = (
     "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties",
 )  # fmt: skip
@@ -76,8 +84,9 @@ def prepare_schema(text: str, param: str, *, is_strict: bool) -> dict[str, Any]:
         raise invalid(param, "must be an object or a boolean")
     _check(root, root, param, is_strict)
     prepared = rewritten(root, param, lambda schema, path: _supported(schema))
+    _check_kept(prepared, param)
     if not _can_end(prepared):
-        raise invalid(param, "only allows values that never end")
+        raise invalid(param, "allows no value that ends")
     result: dict[str, Any] = prepared
     return result
 
@@ -118,6 +127,8 @@ def _check(root: dict[str, Any], schema: Any, path: str, is_strict: bool) -> Non
         return
     if not isinstance(schema, dict):
         raise invalid(path, "must be an object or a boolean")
+    if is_strict and schema is not root and isinstance(schema.get("$id"), str):
+        raise invalid(path_of(path, "$id"), "is a keyword that cannot be enforced")
     _check_shapes(schema, path)
     _check_reference(root, schema, path)
     if is_strict:
@@ -146,11 +157,15 @@ def _check_shapes(schema: Mapping[str, Any], path: str) -> None:
         raise invalid(path_of(path, "required"), "must be a list of names")
     for key in _COUNTS:
         value = schema.get(key, 0)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not _is_count(value):
             raise invalid(path_of(path, key), "must be a whole number of at least 0")
     for name, pattern in _patterns(schema, path):
         if not isinstance(pattern, str):
             raise invalid(name, "must be a string")
+
+
+def _is_count(value: int | float) -> bool:
+    return value >= 0 and (isinstance(value, int) or value.is_integer())
 
 
 def _patterns(schema: Mapping[str, Any], path: str) -> list[tuple[str, Any]]:
@@ -171,6 +186,15 @@ def _check_reference(root: dict[str, Any], schema: Mapping[str, Any], path: str)
         raise invalid(place, "names nothing in the schema") from None
     if not isinstance(target, dict | bool):
         raise invalid(place, "does not name a schema")
+
+
+def _check_kept(prepared: dict[str, Any], param: str) -> None:
+    """References into what was rewritten or left out."""
+    for reference in sorted(_references(prepared)):
+        try:
+            resolve(prepared, reference)
+        except LookupError:
+            raise invalid(param, f"refers to {reference}, which cannot be enforced") from None
 
 
 def _check_supported(schema: Mapping[str, Any], path: str) -> None:
@@ -202,10 +226,26 @@ def _supported(schema: dict[str, Any]) -> dict[str, Any]:
         schema["prefixItems"] = schema.pop("items")
         schema["items"] = schema.pop("additionalItems", True)
     schema.pop("additionalItems", None)
-    if schema.get("format") not in _FORMATS:
-        schema.pop("format", None)
+    _rewrite_format(schema)
     _bound_integers(schema)
-    return {key: value for key, value in schema.items() if key in _KEPT}
+    for key in _COUNTS:
+        if isinstance(schema.get(key), float):
+            schema[key] = int(schema[key])
+    return {key: value for key, value in schema.items() if key not in _DROPPED}
+
+
+def _rewrite_format(schema: dict[str, Any]) -> None:
+    """Dates and times as patterns; formats that only describe go."""
+    name = schema.get("format")
+    if name not in _FORMATS:
+        schema.pop("format", None)
+    pattern = _FORMAT_PATTERNS.get(name) if isinstance(name, str) else None
+    if pattern is None:
+        return
+    if "pattern" in schema:
+        schema["allOf"] = [*schema.get("allOf", []), {"pattern": pattern}]
+    else:
+        schema["pattern"] = pattern
 
 
 def _old_bounds(schema: dict[str, Any]) -> None:
@@ -233,7 +273,11 @@ def _name_pattern(schema: Mapping[str, Any]) -> str | None:
     names = schema["propertyNames"]
     if not isinstance(names, dict) or "patternProperties" in schema or schema.get("properties"):
         return None
-    rules = {key: value for key, value in names.items() if key in _KEPT and key != "type"}
+    rules = {key: value for key, value in names.items() if key in _NAME_RULES}
+    if any(key in names for key in (*_UNSUPPORTED, "format", "$ref", "anyOf", "oneOf", "allOf")):
+        return None
+    if rules.keys() == {"const"}:
+        rules = {"enum": [rules["const"]]}
     if rules.keys() == {"pattern"} and isinstance(rules["pattern"], str):
         return str(rules["pattern"])
     if rules.keys() == {"enum"} and all(isinstance(name, str) for name in rules["enum"]):
