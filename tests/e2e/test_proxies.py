@@ -179,9 +179,24 @@ async def test_large_bodies_pass_and_too_large_ones_do_not(site: Site) -> None:
     writer.close()
 
 
-async def test_figures_stay_inside(site: Site) -> None:
-    async with site.session.get(f"{site.proxy.url}/metrics") as response:
-        assert response.status == 404
+@pytest.mark.parametrize(
+    "path",
+    ["/metrics", "/v1/metrics", "/metrics/", "/v1/metrics//", "/%6detrics", "/v1/%6d%65trics?a=b",
+     "/v1/./metrics", "/x/../metrics", "//metrics", "/v1/v1/metrics"],
+)  # fmt: skip
+async def test_figures_stay_inside_however_they_are_spelled(site: Site, path: str) -> None:
+    reader, writer = await site.proxy.open()
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+    answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 404 ")
+    writer.close()
+
+
+async def test_commands_stay_inside_and_health_does_not(site: Site) -> None:
+    for path in ("/flush_cache", "/v1/flush_cache", "/abort_request", "/v1/abort_request/"):
+        async with site.session.post(f"{site.proxy.url}{path}", json={}) as response:
+            assert response.status == 404
+    assert all(replica.engine.num_flushes == 0 for replica in site.replicas)
     async with site.session.get(f"{site.proxy.url}/health") as response:
         assert response.status == 200
 
