@@ -4,12 +4,10 @@
 
 The record is written when the server ends. By number of rows: what lay between two decode graphs
 that followed each other without a prompt in between. Recording the event ahead of a graph lies in
-the gap.
+the gap, as the copies of inputs and results do.
 
     gap      from the event behind a graph to the event ahead of the next one
     period   from the end of a graph to the end of the next one
-    host     from the look that saw a graph's end to the return of the next launch
-    queue    of it, up to that launch
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,14 +32,12 @@ _MOST_STEPS: Final = 20_000
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A replayed graph; host times are None for the first behind a prompt."""
+    """A replayed graph; `follows` is None for the first behind a prompt."""
 
     num_rows: int
     start: Any
     end: Any
     follows: _Step | None
-    host_s: float
-    queue_s: float
 
 
 class WatchedDevice(CudaDevice):
@@ -56,7 +51,6 @@ class WatchedDevice(CudaDevice):
         self._graphs: list[Graph] = []
         self._newest: _Step | None = None
         self._is_replayed = False
-        self._seen_s = 0.0
         opened.append(self)
 
     def capture(self, enqueue: Callable[[], None]) -> Graph:
@@ -67,28 +61,20 @@ class WatchedDevice(CudaDevice):
         return graph
 
     def replay(self, graph: Graph) -> None:
-        called_s = time.perf_counter()
         start, end = self._events.pop(), self._events.pop()
         self._runtime.eventRecord(start.ptr, self.stream)
         super().replay(graph)
         self._runtime.eventRecord(end.ptr, self.stream)
-        host_s, queue_s = time.perf_counter() - self._seen_s, called_s - self._seen_s
-        step = _Step(self._rows[id(graph)], start, end, self._newest, host_s, queue_s)
+        step = _Step(self._rows[id(graph)], start, end, self._newest)
         self._newest, self._is_replayed = step, True
         self.steps.append(step)
 
-    def mark(self) -> None:
+    def mark(self, place: int = 0) -> None:
         """Behind a unit; one without a graph is a prompt."""
         if not self._is_replayed:
             self._newest = None
         self._is_replayed = False
-        super().mark()
-
-    def has_passed(self) -> bool:
-        passed = super().has_passed()
-        if passed:
-            self._seen_s = time.perf_counter()
-        return passed
+        super().mark(place)
 
     def figures(self) -> dict[str, Any]:
         """Microseconds by number of rows."""
@@ -101,15 +87,13 @@ class WatchedDevice(CudaDevice):
                     (
                         1e3 * elapsed(before.end, step.start),
                         1e3 * elapsed(before.end, step.end),
-                        1e6 * step.host_s,
-                        1e6 * step.queue_s,
                     )
                 )
         return {
             str(rows): {
                 name: _spread(column)
                 for name, column in zip(
-                    ("gap_us", "period_us", "host_us", "queue_us"),
+                    ("gap_us", "period_us"),
                     zip(*found[_SKIPPED:], strict=True),
                     strict=True,
                 )

@@ -98,19 +98,29 @@ def workspace_size(tokens: int, num_heads: int, head_dim: int, max_pages: int) -
     return tokens * num_heads * unit_count(max_pages * PAGE_TOKENS) * (head_dim + 2)
 
 
+def decode_shape(pages: KvPagesView, tile_queries: int, stages: int, rows: int) -> DecodeShape:
+    """With the shared memory that a launch over so many rows needs."""
+    query_bytes = 2 * pages.head_dim + 4 * _SCORE_PITCH + 8
+    fixed_bytes = tile_queries * query_bytes + 4 * (3 * rows + 1)
+    return DecodeShape(tile_queries, stages, fixed_bytes + stages * _stage_bytes(pages))
+
+
+def _stage_bytes(pages: KvPagesView) -> int:
+    return PAGE_TOKENS * pages.row_bytes + pages.scale_bytes
+
+
 def shape_decode(pages: KvPagesView, queries: int, rows: int, limits: DeviceLimits) -> DecodeShape:
     """Two blocks a multiprocessor with three stages each, else one with what fits."""
-    stage_bytes = PAGE_TOKENS * pages.row_bytes + pages.scale_bytes
-    query_bytes = 2 * pages.head_dim + 4 * _SCORE_PITCH + 8
+    stage_bytes = _stage_bytes(pages)
     wanted = next((count for count in _TILE_QUERIES if count >= queries), _TILE_QUERIES[-1])
     candidates = [count for count in reversed(_TILE_QUERIES) if count <= wanted]
     for tile, (resident, least) in itertools.product(candidates, ((2, 3), (1, 2))):
-        fixed_bytes = tile * query_bytes + 4 * (3 * rows + 1)
         share = limits.shared_bytes_per_multiprocessor // resident - _BLOCK_RESERVE_BYTES
-        budget = min(limits.shared_bytes_per_block, share) - fixed_bytes
+        budget = min(limits.shared_bytes_per_block, share)
+        budget -= decode_shape(pages, tile, 0, rows).shared_bytes
         stages = min(_MAX_STAGES, budget // stage_bytes)
         if stages >= least:
-            return DecodeShape(tile, stages, fixed_bytes + stages * stage_bytes)
+            return decode_shape(pages, tile, stages, rows)
     return fail(_OP, f"two pages of {stage_bytes} bytes do not fit a block of {limits.name}")
 
 
@@ -148,6 +158,9 @@ def launch(
         fail(_OP, f"{rows} rows of up to {columns_per_row} columns and {max_pages} pages")
     max_units = unit_count(max_pages * PAGE_TOKENS)
     used = shape or shape_decode(pages, columns_per_row * group, rows, kernels.limits)
+    needed = decode_shape(pages, used.tile_queries, used.stages, rows)
+    if used.tile_queries not in _TILE_QUERIES or used.shared_bytes < needed.shared_bytes:
+        fail(_OP, f"{used} for {rows} rows, which needs {needed.shared_bytes} shared bytes")
     params = np.zeros((), _PARAMS)
     params["q"] = view_of(_OP, "q", q, "uint16", 3).address
     params["pages"], params["scales"] = pages.address, pages.scales_address

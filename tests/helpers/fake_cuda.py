@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ninfer.contract.errors import DeviceError
 from ninfer.kernels.library import DeviceLimits, KernelFunction, KernelLibrary
 from ninfer.ops import copies
-from ninfer.program.executors.cuda_driver import HostArray
+from ninfer.program.executors.cuda_driver import NUM_MARKS, HostArray
 from ninfer.program.executors.cuda_tensor import DeviceTensor
 from ninfer.program.executors.cuda_trace import TracedLibrary
 
@@ -124,7 +124,7 @@ class FakeCuda:
     num_synchronised_copies: int = 0
     num_ordered_copies: int = 0
     _copy_polls_left: int = 0
-    _polls_left: int = 0
+    _polls_left: list[int] = field(default_factory=lambda: [0] * NUM_MARKS)
 
     def __post_init__(self) -> None:
         self.kernels: KernelLibrary = RecordingLibrary(self)
@@ -210,14 +210,14 @@ class FakeCuda:
         if self.on_replay is not None:
             self.on_replay(graph)
 
-    def mark(self) -> None:
+    def mark(self, place: int = 0) -> None:
         self._check()
-        self._polls_left = self.polls
+        self._polls_left[place] = self.polls
 
-    def has_passed(self) -> bool:
+    def has_passed(self, place: int = 0) -> bool:
         self._check()
-        self._polls_left -= 1
-        return self._polls_left < 0
+        self._polls_left[place] -= 1
+        return self._polls_left[place] < 0
 
     def synchronize(self) -> None:
         self._check()

@@ -17,6 +17,7 @@ import numpy as np
 from ninfer.contract.units import PAGE_TOKENS, ROOT_SLOT
 from ninfer.ops.device_sampling import MAX_TOP, ROW
 from ninfer.program.executors.cuda import CudaExecutor
+from ninfer.program.executors.cuda_driver import NUM_MARKS
 from ninfer.program.executors.cuda_inputs import UnitTensors
 from tests.helpers.fake_cuda import FakeCuda, Launch
 
@@ -38,7 +39,7 @@ class SlowCuda(FakeCuda):
         self.num_steps = 0
         self._draw_polls = draw_polls
         self._waiting: list[Any] = []
-        self._marked = 0
+        self._marked = [0] * NUM_MARKS
         self._prompt_tokens = 0
         self._states: dict[int, int] = {ROOT_SLOT: 0}
         self._tokens: dict[tuple[int, int], int] = {}
@@ -51,21 +52,17 @@ class SlowCuda(FakeCuda):
 
     def replay(self, graph: list[Any]) -> None:
         launches = self.launches(graph)
-        for item in graph[:-1]:
-            if callable(item):
-                self.queue(item)
         self.queue(_Step(launches[0], launches[-1]))
-        self.queue(graph[-1])
 
-    def mark(self) -> None:
+    def mark(self, place: int = 0) -> None:
         self.polls = self._draw_polls()
-        super().mark()
-        self._marked = len(self._waiting)
+        super().mark(place)
+        self._marked[place] = len(self._waiting)
 
-    def has_passed(self) -> bool:
-        if not super().has_passed():
+    def has_passed(self, place: int = 0) -> bool:
+        if not super().has_passed(place):
             return False
-        self._run(self._marked)
+        self._run(self._marked[place])
         return True
 
     def synchronize(self) -> None:
@@ -74,7 +71,7 @@ class SlowCuda(FakeCuda):
 
     def _run(self, count: int) -> None:
         ready, self._waiting = self._waiting[:count], self._waiting[count:]
-        self._marked = max(0, self._marked - count)
+        self._marked = [max(0, marked - count) for marked in self._marked]
         for item in ready:
             if callable(item):
                 item()

@@ -209,6 +209,8 @@ def test_decode_shapes_fit_the_device(
         {"gate": ShapeOnly((3, 32 * 256))},
         {"y": ShapeOnly((3, 24 * 32))},
         {"y": ShapeOnly((3, 24 * 48))},
+        {"shape": paged_attention_decode.DecodeShape(16, 3, 16 * 2048)},
+        {"shape": paged_attention_decode.DecodeShape(12, 3, 200_000)},
     ],
 )
 def test_decode_refuses(change: dict[str, Any]) -> None:

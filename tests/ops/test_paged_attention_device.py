@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ninfer.ops import paged_attention_decode, paged_attention_prefill
 from ninfer.ops.float_codecs import HalfArray, bf16_to_float
-from ninfer.ops.kv_pages import HEAD_DIMS, stored_dim
+from ninfer.ops.kv_pages import HEAD_DIMS, stored_dim, view_pages
 from tests.helpers.device import Device, open_device
 from tests.helpers.fenced import Fenced
 from tests.helpers.kv_cache import (
@@ -167,10 +167,10 @@ def test_decode_bits_do_not_depend_on_tiles_and_stages(device: Device) -> None:
     q = random_bf16((4, 5, 64), 17)
     ordinals = last_ordinals([2600], 4)
     whole = run_decode(device, cache, q, ordinals)
+    pages = view_pages("test", upload(device, cache))
     for tile in (8, 16, 32):
         for stages in (2, 3, 8):
-            fixed = tile * (128 + 1088 + 8) + 12
-            shape = paged_attention_decode.DecodeShape(tile, stages, fixed + stages * 8192)
+            shape = paged_attention_decode.decode_shape(pages, tile, stages, rows=1)
             assert (run_decode(device, cache, q, ordinals, shape=shape) == whole).all()
 
 

@@ -1,7 +1,7 @@
 """CudaExecutor: runs units with the kernels, decode as replayed graphs, all on one stream.
 
-    write inputs -> queue copies and launches (or one graph) -> mark -> poll it -> read results
-                                                     (-> queue the decode step that follows)
+    write inputs -> queue copies and launches (or one graph) -> mark
+                     (-> queue the decode step that follows) -> poll the mark -> read results
 
 Moves between device and host go beside them on a stream of their own (`cuda_mover.py`).
 
@@ -164,8 +164,8 @@ class CudaExecutor:
             sampler.queue_copy_in(1)
             self._model.queue_logits(hidden.rows(hidden.shape[0] - 1, hidden.shape[0]), logits)
             await self._queue_choice((row.sample,), logits)
-            await self._completion()
-            output = sampler.parse((row.sample,), sampler.results(1))[0]
+            await self._completion(sampler.side)
+            output = sampler.parse((row.sample,), sampler.results(1, sampler.side))[0]
             return replace(output, scores=scores if output.is_finite else None)
 
     async def decode(
@@ -173,27 +173,22 @@ class CudaExecutor:
     ) -> tuple[RowOutput, ...]:
         check_rows(rows, has_states=self._has_states)
         may_go_on = goes_on and can_go_on(rows, has_states=self._has_states)
-        sampler = self._workspace.sampler
         with self._using_device("decode"):
             step, self._ahead = self._ahead, None
             if step is not None and not step.is_just(rows):
                 picked = await self._pick(step, rows)
                 if picked is not None:
-                    if may_go_on:
-                        self._go_on(rows, _token_ids(picked))
+                    token_ids = _token_ids(picked) if may_go_on else None
+                    if token_ids is not None:
+                        self._ahead = self._queue_step(following(rows, token_ids))
                     return picked
                 step = None
             if step is None:
                 step = self._queue_step(rows)
                 if has_masks(_samples(rows)):
                     await self._queue_choice(_samples(rows), self._workspace.logits(len(rows)))
-            elif may_go_on:
-                # These rows may show a page that the step ahead did not need.
-                self._workspace.decode_inputs.write_tables(rows)
-            results = await self._results(step)
-            if may_go_on:
-                self._go_on(rows, sampler.chosen(results, len(rows)))
-            outputs = sampler.parse(_samples(rows), results)
+            results = await (self._go_on(step, rows) if may_go_on else self._results(step))
+            outputs = self._workspace.sampler.parse(_samples(rows), results)
         return tuple(
             RowOutput(None) if row.sample is None else output
             for row, output in zip(rows, outputs, strict=True)
@@ -239,25 +234,21 @@ class CudaExecutor:
             sampler.queue_copy_out(num_rows)
             self._driver.mark()
             await self._completion()
-            outputs = sampler.parse(samples, sampler.results(num_rows))
+            outputs = sampler.parse(samples, sampler.results(num_rows, sampler.side))
             if not fill_scores(scores, done, targets, outputs):
                 return None
         return scores
 
     def queue_decode(self, num_rows: int) -> None:
-        """Queue one decode step from the copies in to the copy out: what the graphs hold. Called by
-        benchmarks too, between units only."""
-        inputs, sampler = self._workspace.decode_inputs, self._workspace.sampler
-        inputs.queue_copy(num_rows, num_rows)
-        sampler.queue_copy_in(num_rows)
-        unit = inputs.tensors(num_rows, num_rows)
+        """Queue one decode step between the copies in and the copy out: what the graphs hold.
+        Called by benchmarks too, between units only."""
+        unit = self._workspace.decode_inputs.tensors(num_rows, num_rows)
         hidden = self._model.queue_embedding(unit)
         for _ in self._model.queue_layers(unit, hidden):
             pass
         logits = self._workspace.logits(num_rows)
         self._model.queue_decode_logits(hidden, logits)
-        sampler.queue(logits)
-        sampler.queue_copy_out(num_rows)
+        self._workspace.sampler.queue(logits)
 
     def close(self) -> None:
         if self._is_closed:
@@ -269,27 +260,49 @@ class CudaExecutor:
             self._driver.close()
 
     def _queue_step(self, rows: tuple[UnitRow, ...]) -> StepAhead:
-        """Queue a decode step by its graph, and the mark behind it."""
-        self._workspace.decode_inputs.write_decode(rows)
-        self._workspace.sampler.write(_samples(rows))
+        """Queue a decode step whose tokens are known, and the mark behind it. Nothing may be
+        queued."""
+        self._write_step(rows)
         self._has_inputs = True
         self._mover.queue_copies(rows)
-        self._graphs.replay(len(rows))
-        self._driver.mark()
-        return StepAhead(rows)
+        return StepAhead(rows, self._queue_graph(len(rows)))
 
-    def _go_on(self, rows: tuple[UnitRow, ...], token_ids: Sequence[int] | None) -> None:
-        """Queue the step behind `rows`, which can go on, if all of them have a token."""
+    def _write_step(self, rows: tuple[UnitRow, ...]) -> None:
+        self._workspace.decode_inputs.write_decode(rows)
+        self._workspace.sampler.write(_samples(rows))
+        self._workspace.sampler.write_tokens([row.token_ids.item(0) for row in rows])
+
+    def _queue_graph(self, num_rows: int) -> int:
+        """Queue a decode step whose inputs are written; the place of its mark."""
+        inputs, sampler = self._workspace.decode_inputs, self._workspace.sampler
+        inputs.queue_copy(num_rows, num_rows)
+        sampler.queue_copy_in(num_rows)
+        self._graphs.replay(num_rows)
+        sampler.queue_copy_out(num_rows)
+        self._driver.mark(sampler.side)
+        return sampler.side
+
+    async def _go_on(self, step: StepAhead, rows: tuple[UnitRow, ...]) -> IntArray:
+        """The results of `step`, which runs just `rows`; the step behind it is queued, before they
+        are known where nothing came between, and kept if every row has a token."""
+        inputs, sampler, place = self._workspace.decode_inputs, self._workspace.sampler, None
+        if self._has_inputs:
+            inputs.advance(len(rows))
+            # These rows may show a page that the step itself did not need.
+            inputs.write_tables(rows)
+            sampler.advance(len(rows))
+            place = self._queue_graph(len(rows))
+        results = await self._results(step)
+        token_ids = sampler.chosen(results, len(rows))
         if token_ids is None:
-            return
-        if not self._has_inputs:
+            self._has_inputs = False
+            if place is not None:
+                await self._completion(place)
+        elif place is None:
             self._ahead = self._queue_step(following(rows, token_ids))
-            return
-        self._workspace.decode_inputs.advance(token_ids)
-        self._workspace.sampler.advance(len(rows))
-        self._graphs.replay(len(rows))
-        self._driver.mark()
-        self._ahead = StepAhead(following(rows, token_ids))
+        else:
+            self._ahead = StepAhead(following(rows, token_ids), place)
+        return results
 
     async def _queue_choice(self, samples: tuple[SampleRow, ...], logits: DeviceTensor) -> None:
         """Queue the choice of tokens from logits that are queued, and the mark behind it. Masks are
@@ -303,13 +316,13 @@ class CudaExecutor:
         else:
             sampler.queue(logits)
         sampler.queue_copy_out(len(samples))
-        self._driver.mark()
+        self._driver.mark(sampler.side)
 
     async def _results(self, step: StepAhead) -> IntArray:
         """What the sampler made of a queued step."""
         if step.results is None:
-            await self._completion()
-            step.results = self._workspace.sampler.results(len(step.rows))
+            await self._completion(step.place)
+            step.results = self._workspace.sampler.results(len(step.rows), step.place)
         return step.results
 
     async def _pick(
@@ -354,15 +367,15 @@ class CudaExecutor:
             self._driver.synchronize()
 
     def _warm_up_decode(self, num_rows: int) -> None:
-        rows = _warm_up_rows(num_rows, 1)
-        self._workspace.decode_inputs.write_decode(rows)
-        self._workspace.sampler.write(_samples(rows))
+        self._write_step(_warm_up_rows(num_rows, 1))
+        self._workspace.decode_inputs.queue_copy(num_rows, num_rows)
+        self._workspace.sampler.queue_copy_in(num_rows)
         self.queue_decode(num_rows)
 
-    async def _completion(self) -> None:
+    async def _completion(self, place: int = 0) -> None:
         """Poll until all up to the mark has run, with a turn of the loop between two looks."""
         latest_s = monotonic() + self._longest_unit_s
-        while not self._driver.has_passed():
+        while not self._driver.has_passed(place):
             if monotonic() > latest_s:
                 self._is_stuck = True
                 raise DeviceError(

@@ -16,7 +16,7 @@ import numpy as np
 
 from ninfer.contract.errors import DeviceError, InvariantError
 from ninfer.kernels.library import KernelLibrary
-from ninfer.program.executors.cuda_driver import Graph, HostArray
+from ninfer.program.executors.cuda_driver import NUM_MARKS, Graph, HostArray
 from ninfer.program.executors.cuda_tensor import DeviceTensor
 from ninfer.program.executors.cuda_trace import TracedLibrary
 
@@ -74,7 +74,7 @@ class CudaDevice:
             self._runtime.setDevice(index)
             self._runtime.free(0)
             self._stream = cupy.cuda.Stream(non_blocking=True)
-            self._event = cupy.cuda.Event(disable_timing=True)
+            self._marks = [cupy.cuda.Event(disable_timing=True) for _ in range(NUM_MARKS)]
             self._copy_stream = cupy.cuda.Stream(non_blocking=True)
             self._copy_event = cupy.cuda.Event(disable_timing=True)
             self._order_event = cupy.cuda.Event(disable_timing=True)
@@ -188,14 +188,14 @@ class CudaDevice:
         except RuntimeError as error:
             raise _failure("graph launch", error) from error
 
-    def mark(self) -> None:
+    def mark(self, place: int = 0) -> None:
         try:
-            self._event.record(self._stream)
+            self._marks[place].record(self._stream)
         except RuntimeError as error:
             raise _failure("event", error) from error
 
-    def has_passed(self) -> bool:
-        return self._has_passed(self._event)
+    def has_passed(self, place: int = 0) -> bool:
+        return self._has_passed(self._marks[place])
 
     def synchronize(self) -> None:
         with self._checked("synchronize"):

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from numpy.typing import NDArray
 
 from ninfer.kernels.library import KernelLibrary
 from ninfer.program.executors.cuda_tensor import DeviceTensor
 
+NUM_MARKS: Final = 2
 Graph: TypeAlias = Any
 """A captured graph, opaque to all but the driver that made it."""
 HostArray: TypeAlias = NDArray[Any]
@@ -73,11 +74,11 @@ class CudaDriver(Protocol):
     def replay(self, graph: Graph) -> None:
         """Queue a captured graph."""
 
-    def mark(self) -> None:
-        """Queue the mark that `has_passed` asks for; there is one."""
+    def mark(self, place: int = 0) -> None:
+        """Queue the mark that `has_passed` asks for; there are NUM_MARKS places for one."""
 
-    def has_passed(self) -> bool:
-        """Whether everything queued before the last mark has run."""
+    def has_passed(self, place: int = 0) -> bool:
+        """Whether everything queued before the last mark of that place has run."""
 
     def synchronize(self) -> None:
         """Block until everything queued has run."""

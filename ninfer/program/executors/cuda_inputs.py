@@ -1,16 +1,18 @@
-"""UnitInputs: what a unit is told, in one page-locked block, its copy on the device and its views.
+"""UnitInputs: what a unit is told, in a page-locked block, its copy on the device and its views.
 
     token_ids, ordinals, column_rows [T], rope_positions [3, T]   columns: the inputs in row order
     row_starts [R + 1], read_slots, write_slots [R]               rows: one sequence each
 
 The block of a unit of R rows and T columns is dense and always lies in the same place, so a graph
-captured for (R, T) copies it and reads it by fixed addresses. Page tables have a buffer of their
-own: they are long and seldom change, so only a row that differs from the last one is copied.
+captured for (R, T) reads it by fixed addresses. Page tables have a buffer of their own: they are
+long and seldom change, so only a row that differs from the last one is copied.
+
+A decode step may be queued behind one that still runs. So the host's side of it is there twice, and
+its token ids are where the sampler leaves them: nobody has to know the tokens of the step before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -19,7 +21,7 @@ import numpy as np
 
 from ninfer.contract.arrays import IntArray
 from ninfer.contract.units import UnitRow
-from ninfer.program.executors.cuda_driver import CudaDriver, HostArray
+from ninfer.program.executors.cuda_driver import NUM_MARKS, CudaDriver, HostArray
 from ninfer.program.executors.cuda_tensor import DeviceTensor
 
 _ALIGNMENT_BYTES = 16
@@ -75,13 +77,11 @@ def block_bytes(max_rows: int, max_tokens: int) -> int:
 
 
 class _Move:
-    """Takes the words of a decode block of `count` rows from step to step, in three operations."""
+    """Takes the words of a decode block of `count` rows from step to step, in two operations."""
 
     def __init__(self, words: IntArray, count: int) -> None:
         layout = _layout(count, count)
-        self._words = words[: layout.num_bytes // 4]
-        self._newest = words[:count]
-        self._change: IntArray = np.zeros_like(self._words)
+        self._change: IntArray = np.zeros(layout.num_bytes // 4, np.int32)
         parts = [slice(offset // 4, offset // 4 + prod(shape)) for shape, offset in layout.places]
         _, ordinals, _, positions, _, reads, writes = parts
         self._change[ordinals] = self._change[positions] = 1
@@ -89,10 +89,20 @@ class _Move:
         self._change[writes] = words[reads] - words[writes]
         self._slots = self._change[reads.start : writes.stop]
 
-    def step(self, token_ids: Sequence[int]) -> None:
-        self._words += self._change
+    def step(self, words: IntArray, target: IntArray) -> None:
+        count = self._change.size
+        np.add(words[:count], self._change, out=target[:count])
         np.negative(self._slots, out=self._slots)
-        self._newest[:] = token_ids
+
+
+class _Side:
+    """One of the host's copies: the block and the page tables, page-locked."""
+
+    def __init__(self, driver: CudaDriver, block_bytes: int, page_tables: DeviceTensor) -> None:
+        self.block = driver.allocate_pinned(block_bytes)
+        self.words: IntArray = self.block.view(np.int32)
+        tables = driver.allocate_pinned(page_tables.num_bytes)
+        self.tables: IntArray = tables.view(np.int32).reshape(page_tables.shape)
 
 
 class UnitInputs:
@@ -100,18 +110,23 @@ class UnitInputs:
 
     block         uint8 of `block_bytes`
     page_tables   int32 [max rows, P], its own
+    token_ids     int32 [max rows] where the ids of a unit lie that are not in the block
     """
 
-    def __init__(self, driver: CudaDriver, block: DeviceTensor, page_tables: DeviceTensor) -> None:
+    def __init__(
+        self,
+        driver: CudaDriver,
+        block: DeviceTensor,
+        page_tables: DeviceTensor,
+        token_ids: DeviceTensor | None = None,
+    ) -> None:
         self._driver = driver
         self._page_tables = page_tables
+        self._token_ids = token_ids
         self._device = block
-        self._host = driver.allocate_pinned(block.num_bytes)
-        self._words: IntArray = self._host.view(np.int32)
-        num_rows, max_pages = page_tables.shape
-        tables = driver.allocate_pinned(page_tables.num_bytes)
-        self._tables: IntArray = tables.view(np.int32).reshape(num_rows, max_pages)
-        self._known = [b""] * num_rows
+        self._sides = [_Side(driver, block.num_bytes, page_tables) for _ in range(NUM_MARKS)]
+        self._side = self._sides[0]
+        self._known = [b""] * page_tables.shape[0]
         self._move: _Move | None = None
 
     def tensors(self, num_rows: int, num_tokens: int) -> UnitTensors:
@@ -120,12 +135,15 @@ class UnitInputs:
             DeviceTensor.dense(self._device.address + offset, shape, "int32")
             for shape, offset in _layout(num_rows, num_tokens).places
         ]
+        if self._token_ids is not None:
+            parts[0] = self._token_ids.rows(0, num_tokens)
         parts.append(self._page_tables.rows(0, num_rows))
         return UnitTensors(*parts)
 
     def write_prompt(self, row: UnitRow) -> None:
-        """Fill the block from one row of any number of inputs. Nothing of the unit before may still
-        be queued, here and in `write_decode`."""
+        """Fill the block from one row of any number of inputs. Only the unit before may still be
+        queued, here and in `write_decode` and `advance`."""
+        self._turn()
         count = row.token_ids.size
         token_ids, ordinals, column_rows, positions, starts, reads, writes = self._views(1, count)
         token_ids[:] = row.token_ids
@@ -138,7 +156,8 @@ class UnitInputs:
 
     def write_decode(self, rows: tuple[UnitRow, ...]) -> None:
         """Fill the block from rows of one input each, in as few NumPy calls as can be: the device
-        waits meanwhile."""
+        may be waiting."""
+        self._turn()
         count = len(rows)
         starts = [row.start for row in rows]
         axes: list[list[int]] = [starts, starts, starts]
@@ -163,7 +182,7 @@ class UnitInputs:
         for part, (_, offset) in zip(parts, _layout(count, count).places, strict=True):
             flat += [0] * (offset // 4 - len(flat))
             flat += part
-        self._words[: len(flat)] = flat
+        self._side.words[: len(flat)] = flat
         self._move = None
         self.write_tables(rows)
 
@@ -172,23 +191,27 @@ class UnitInputs:
         for index, row in enumerate(rows):
             self._write_table(index, row.page_table)
 
-    def advance(self, token_ids: Sequence[int]) -> None:
-        """From the decode step whose rows were written last to the step behind it: `token_ids` go
-        in, a place later, and every row's slots change places. Page tables stay. The device waits
-        meanwhile."""
-        move = self._move
-        if move is None:
-            move = self._move = _Move(self._words, len(token_ids))
-        move.step(token_ids)
+    def advance(self, num_rows: int) -> None:
+        """From the decode step whose rows were written last to the step behind it, all but the ids:
+        a place later, and every row's slots change places. Page tables stay."""
+        words = self._side.words
+        if self._move is None:
+            self._move = _Move(words, num_rows)
+        self._turn()
+        self._move.step(words, self._side.words)
 
     def queue_copy(self, num_rows: int, num_tokens: int) -> None:
-        """Queue the block's copy to the device; may be captured."""
+        """Queue the block's copy to the device."""
         size = _layout(num_rows, num_tokens).num_bytes
-        self._driver.upload(self._device.address, self._host[:size])
+        self._driver.upload(self._device.address, self._side.block[:size])
+
+    def _turn(self) -> None:
+        """To the side that no queued unit reads."""
+        self._side = self._sides[self._side is self._sides[0]]
 
     def _views(self, num_rows: int, num_tokens: int) -> list[IntArray]:
         return [
-            self._words[offset // 4 : offset // 4 + prod(shape)].reshape(shape)
+            self._side.words[offset // 4 : offset // 4 + prod(shape)].reshape(shape)
             for shape, offset in _layout(num_rows, num_tokens).places
         ]
 
@@ -197,6 +220,6 @@ class UnitInputs:
         if self._known[index].startswith(entries):
             return
         self._known[index] = entries
-        table: HostArray = self._tables[index, : page_table.size]
+        table: HostArray = self._side.tables[index, : page_table.size]
         table[:] = page_table
         self._driver.upload(self._page_tables.index(index).address, table)

@@ -1,10 +1,10 @@
 """StepAhead: a decode step that was started before it was asked for.
 
-The step behind another mostly has the same rows, each a token later. It can be queued the moment
-the tokens are known, and the device works while the host settles the step before. Its results
-serve whoever then asks for just these rows, or for some of them: a row's bits do not depend on its
-mates. Where something else is asked for they are forgotten. What it wrote lies behind the frontier
-and in StateImage slots that its rows had given back, so nobody reads it.
+The step behind another mostly has the same rows, each a token later. It can be queued while that
+one still runs, since the device knows the tokens first, and then there is no gap between the two.
+Its results serve whoever then asks for just these rows, or for some of them: a row's bits do not
+depend on its mates. Where something else is asked for they are forgotten. What it wrote lies behind
+the frontier and in StateImage slots that its rows had given back, so nobody reads it.
 """
 
 from __future__ import annotations
@@ -50,11 +50,13 @@ def following(rows: Sequence[UnitRow], token_ids: Sequence[int]) -> tuple[UnitRo
 class StepAhead:
     """A queued step.
 
+    place     of its mark, and the side of the sampler that takes its results
     results   what the sampler made of it, once it has run
     """
 
-    def __init__(self, rows: tuple[UnitRow, ...]) -> None:
+    def __init__(self, rows: tuple[UnitRow, ...], place: int) -> None:
         self.rows = rows
+        self.place = place
         self.results: IntArray | None = None
         self._spoilt: set[int] = set()
 

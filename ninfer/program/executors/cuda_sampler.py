@@ -1,7 +1,8 @@
 """CudaSampler: the choice of tokens from logits on the device, its inputs and its results.
 
-Every decode step copies the rows' parameters in and the results out; both lie in fixed page-locked
-blocks. The lists (biases, penalties) are usually empty: what is in use of them is copied apart.
+Every unit copies the rows' parameters in and the results out, between page-locked blocks and fixed
+places. Two sides of the blocks take turns, so that a unit can be queued behind one that still runs.
+The lists (biases, penalties) are usually empty: what is in use of them is copied apart.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ninfer.contract.sampling import DrawPurpose, GeneratedToken, SamplingParams
 from ninfer.contract.units import RowOutput, SampleRow
 from ninfer.ops import device_sampling
 from ninfer.ops.device_sampling import MAX_TOP, SamplingInputs, SamplingOutputs
-from ninfer.program.executors.cuda_driver import CudaDriver
+from ninfer.program.executors.cuda_driver import NUM_MARKS, CudaDriver
 from ninfer.program.executors.cuda_tensor import Arena, DeviceTensor
 
 _SPARSE_IDS: Final = 4096
@@ -53,6 +54,21 @@ def carve_sampler(
     )
 
 
+class _Side:
+    """The host's blocks of one unit.
+
+    described   the parameters that `rows` hold, when nothing but positions is to be added
+    """
+
+    def __init__(self, driver: CudaDriver, tensors: SamplerTensors) -> None:
+        self.block = driver.allocate_pinned(tensors.rows.num_bytes)
+        self.rows: NDArray[np.void] = self.block.view(device_sampling.ROW)
+        self.positions: IntArray = self.rows["position"]
+        results = driver.allocate_pinned(tensors.results.num_bytes)
+        self.results: IntArray = results.view(np.int32)
+        self.described: list[SamplingParams] = []
+
+
 class CudaSampler:
     """Samples the rows of a unit. Raises OpContractError for lists past capacity."""
 
@@ -60,48 +76,70 @@ class CudaSampler:
         self._driver = driver
         self._tensors = tensors
         self._vocab_size = vocab_size
-        self._host_rows = driver.allocate_pinned(tensors.rows.num_bytes)
-        self._positions: IntArray = self._host_rows.view(device_sampling.ROW)["position"]
+        self._sides = [_Side(driver, tensors) for _ in range(NUM_MARKS)]
+        self.side = 0
         ids = driver.allocate_pinned(tensors.ids.num_bytes)
         values = driver.allocate_pinned(tensors.values.num_bytes)
         masks = driver.allocate_pinned(tensors.masks.num_bytes)
-        results = driver.allocate_pinned(tensors.results.num_bytes)
+        tokens = driver.allocate_pinned(self.token_ids.num_bytes)
         self._host_ids: IntArray = ids.view(np.int32)
         self._host_values: Float32Array = values.view(np.float32)
         self._host_masks: NDArray[np.uint32] = masks.view(np.uint32).reshape(tensors.masks.shape)
-        self._host_results: IntArray = results.view(np.int32)
-        self._described: list[SamplingParams] = []
+        self._host_tokens: IntArray = tokens.view(np.int32)
         driver.fill(tensors.scratch.address, 0, tensors.scratch.num_bytes)
 
     @property
     def max_rows(self) -> int:
         """Most rows of one unit."""
-        return int(self._positions.shape[0])
+        return int(self._sides[0].rows.shape[0])
+
+    @property
+    def token_ids(self) -> DeviceTensor:
+        """int32 [max_rows]: the tokens that the newest unit chose, a row each."""
+        return DeviceTensor.dense(
+            self._tensors.results.address, (self.max_rows,), self._tensors.results.dtype
+        )
+
+    def write_tokens(self, token_ids: Sequence[int]) -> None:
+        """Queue the copy of `token_ids` to where chosen ones are. No unit may be queued."""
+        self._host_tokens[: len(token_ids)] = token_ids
+        self._driver.upload(self._tensors.results.address, self._host_tokens[: len(token_ids)])
 
     def write(self, samples: Sequence[SampleRow]) -> None:
-        """Describe the rows and queue the copy of their lists, if there are any."""
-        rows: NDArray[np.void] = self._host_rows.view(device_sampling.ROW)
-        described = [sample.params for sample in samples]
-        if self._described[: len(samples)] == described and all(map(is_plain, samples)):
-            # The same requests a token later, as in most decode steps.
-            self._positions[: len(samples)] = [sample.position for sample in samples]
+        """Describe the rows, on the other side, and queue the copy of their lists, if there are
+        any. Only the unit before may still be queued, and none with lists."""
+        side = self._turn()
+        described, are_plain = [sample.params for sample in samples], all(map(is_plain, samples))
+        if are_plain and side.described[: len(samples)] == described:
+            # The same requests some tokens later.
+            side.positions[: len(samples)] = [sample.position for sample in samples]
             return
-        self._described = described if all(map(is_plain, samples)) else []
+        side.described = described if are_plain else []
         used = device_sampling.fill_rows(
-            samples, self._vocab_size, rows, self._host_ids, self._host_values
+            samples, self._vocab_size, side.rows, self._host_ids, self._host_values
         )
         if used:
             self._driver.upload(self._tensors.ids.address, self._host_ids[:used])
             self._driver.upload(self._tensors.values.address, self._host_values[:used])
 
     def advance(self, num_rows: int) -> None:
-        """The rows that were described last, all of them plain, a token later."""
-        self._positions[:num_rows] += 1
+        """The rows that were described last, all of them plain, a token later, on the other
+        side."""
+        before = self._sides[self.side]
+        side = self._turn()
+        side.rows[:num_rows] = before.rows[:num_rows]
+        side.positions[:num_rows] += 1
+        side.described = before.described[:num_rows]
+
+    def _turn(self) -> _Side:
+        """To the side that no queued unit uses."""
+        self.side = (self.side + 1) % len(self._sides)
+        return self._sides[self.side]
 
     def queue_copy_in(self, num_rows: int) -> None:
-        """Queue the copy of the rows' parameters; may be captured."""
+        """Queue the copy of the rows' parameters."""
         size = num_rows * device_sampling.ROW.itemsize
-        self._driver.upload(self._tensors.rows.address, self._host_rows[:size])
+        self._driver.upload(self._tensors.rows.address, self._sides[self.side].block[:size])
 
     def fill_masks(self, samples: Sequence[SampleRow]) -> None:
         """Fill the masks of the rows that have one; from any thread, once nothing that was queued
@@ -140,13 +178,14 @@ class CudaSampler:
         )
 
     def queue_copy_out(self, num_rows: int) -> None:
-        """Queue the copy of the results; may be captured."""
+        """Queue the copy of the results."""
         size = num_rows * _RESULT_WORDS
-        self._driver.download(self._host_results[:size], self._tensors.results.address)
+        self._driver.download(self._sides[self.side].results[:size], self._tensors.results.address)
 
-    def results(self, num_rows: int) -> IntArray:
-        """What the unit that has run left for `chosen` and `parse`; the caller's own."""
-        return self._host_results[: num_rows * _RESULT_WORDS].copy()
+    def results(self, num_rows: int, side: int) -> IntArray:
+        """What the unit that was described on `side` and has run left for `chosen` and `parse`; the
+        caller's own."""
+        return self._sides[side].results[: num_rows * _RESULT_WORDS].copy()
 
     def chosen(self, results: IntArray, num_rows: int) -> list[int] | None:
         """The token of every row, or None when one has none."""

@@ -87,11 +87,13 @@ class Workspace:
         tables, lanes = tensors.page_tables, tensors.page_tables.shape[0] - 1
         self.memory = tensors.memory
         self.buffers = tensors.buffers
-        self.decode_inputs = UnitInputs(driver, tensors.decode_block, tables.rows(0, lanes))
         self.prefill_inputs = UnitInputs(
             driver, tensors.prefill_block, tables.rows(lanes, lanes + 1)
         )
         self.sampler = CudaSampler(driver, tensors.sampler, vocab_size=config.vocab_size)
+        self.decode_inputs = UnitInputs(
+            driver, tensors.decode_block, tables.rows(0, lanes), self.sampler.token_ids
+        )
         self._driver = driver
         pinned = driver.allocate_pinned(_scored_bytes(tensors.buffers.logits))
         self._scores: Float32Array = pinned.view(np.float32)

@@ -72,7 +72,6 @@ def answer(cuda: FakeCuda, token_ids: list[int], *, is_finite: bool = True) -> N
 
     def play(graph: list[Any]) -> None:
         num_rows = len(token_ids)
-        copy_out = graph[-1]
         results = np.zeros(num_rows * (3 + 2 * MAX_TOP), np.int32)
         results[:num_rows] = token_ids
         results[num_rows : 2 * num_rows] = is_finite
@@ -82,7 +81,6 @@ def answer(cuda: FakeCuda, token_ids: list[int], *, is_finite: bool = True) -> N
         values = results[(3 + MAX_TOP) * num_rows :].view(np.float32).reshape(num_rows, MAX_TOP)
         values[:] = -np.arange(MAX_TOP)
         cuda.write_results(results)
-        copy_out()
 
     cuda.on_replay = play
 
@@ -200,11 +198,10 @@ async def test_page_tables_are_copied_when_they_change() -> None:
     first, second = driver.sequence(1), driver.sequence(2)
 
     async def copies(*rows: UnitRow) -> int:
+        """Beside those of tokens, inputs and sampling in, and of results out."""
         before = len(cuda.queued)
         await executor.decode(rows)
-        return sum(callable(item) for item in cuda.queued[before : len(cuda.queued)]) - sum(
-            callable(item) for item in executor.graphs.of(len(rows))
-        )
+        return sum(callable(item) for item in cuda.queued[before : len(cuda.queued)]) - 4
 
     row, other = first.row([1], samples=True), second.row([1], samples=True)
     await copies(row)

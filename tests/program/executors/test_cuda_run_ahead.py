@@ -13,6 +13,7 @@ from ninfer.contract.sampling import SamplingParams
 from ninfer.contract.units import Move, RowOutput, UnitRow
 from ninfer.ops import device_sampling
 from ninfer.program.executors.cuda import CudaExecutor
+from ninfer.program.executors.cuda_driver import NUM_MARKS
 from tests.helpers import executor_driver as driver
 from tests.helpers.fake_cuda import FakeCuda
 from tests.program.executors.test_cuda import answer, build
@@ -281,14 +282,34 @@ async def test_rows_whose_choice_depends_on_more_than_their_place_wait(
     assert talk.num_replayed == 1
 
 
-async def test_a_row_without_finite_logits_starts_nothing() -> None:
+async def test_a_step_behind_a_row_without_finite_logits_is_waited_for_and_forgotten() -> None:
+    """It was queued before anybody knew."""
     talk = Conversation(1)
     answer(talk.cuda, [5], is_finite=False)
-    replays = len(talk.cuda.launches())
-    await talk.executor.decode(talk.rows(), goes_on=True)
-    assert len(talk.cuda.launches()) - replays == len(
-        talk.cuda.launches(talk.executor.graphs.of(1))
-    )
+    (output,) = await talk.executor.decode(talk.rows(), goes_on=True)
+    assert (output.token, output.is_finite) == (None, False)
+    assert all(talk.cuda.has_passed(place) for place in range(NUM_MARKS))
+    talk.choose([8])
+    fresh = driver.sequence(1, SAMPLED)
+    fresh.tokens, fresh.slot = [0] * 5, 4
+    (output,) = await talk.executor.decode((fresh.row([60], samples=True),))
+    assert driver.taken(output).token_id == 8
+    assert talk.num_replayed == 1
+
+
+async def test_the_step_behind_is_queued_before_this_one_has_run() -> None:
+    talk = Conversation()
+    await talk.step()
+    replayed, queued = talk.num_replayed, []
+    passes = talk.cuda.has_passed
+
+    def has_passed(place: int = 0) -> bool:
+        queued.append(talk.num_replayed)
+        return passes(place)
+
+    talk.cuda.has_passed = has_passed  # type: ignore[method-assign]
+    await talk.step()
+    assert queued[0] == replayed + 1
 
 
 async def test_a_device_lost_in_a_step_ahead_fails_the_next_call() -> None:

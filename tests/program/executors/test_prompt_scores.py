@@ -100,6 +100,7 @@ class ScoringCuda(FakeCuda):
     finds it the likelier the smaller its id is."""
 
     shift = 0
+    is_finite = 1
 
     def queue(self, item: Any) -> None:
         super().queue(item)
@@ -109,7 +110,7 @@ class ScoringCuda(FakeCuda):
         num_rows = (addresses["is_finite"] - addresses["token_ids"]) // 4
         ids = self.memory(addresses["ids"], 4 * num_rows).view(np.int32)
         results = np.zeros((3 + 2 * MAX_TOP, num_rows), np.int32)
-        results[0], results[1] = ids + self.shift, 1
+        results[0], results[1] = ids + self.shift, self.is_finite
         results[2] = (-0.25 * ids).astype(np.float32).view(np.int32)
         results[3 : 3 + MAX_TOP].reshape(num_rows, MAX_TOP)[:] = np.arange(MAX_TOP)
         self.write_results(results.reshape(-1))
@@ -146,7 +147,9 @@ async def test_a_device_that_scores_another_token_is_found_out() -> None:
 
 
 async def test_rows_that_are_not_finite_spoil_the_unit() -> None:
-    output = await scored_on(FakeCuda())
+    cuda = ScoringCuda()
+    cuda.is_finite = 0
+    output = await scored_on(cuda)
     assert (output.token, output.is_finite, output.scores) == (None, False, None)
 
 
