@@ -372,7 +372,7 @@ async def test_mutated_fields(rig: Rig) -> None:
     source = random.Random(11)
     assert (await rig.post("/v1/messages", AGENT)).status == 200
     statuses = set()
-    for _ in range(300):
+    for _ in range(150):
         request = mutated(AGENT, source)
         answer = await rig.post_bytes("/v1/messages", json.dumps(request).encode())
         statuses.add(answer.status)
@@ -381,3 +381,16 @@ async def test_mutated_fields(rig: Rig) -> None:
             assert error_of(answer)["type"] == "invalid_request_error"
     assert statuses == {200, 400}
     assert rig.engine.num_open == 0
+
+
+async def test_keys_are_asked_for_in_the_familys_words() -> None:
+    options = ServeOptions(host=HOST, port=0, api_key=("secret",))
+    async with running_gateway(options=options) as rig:
+        rig.engine.script = plays(text("a"))
+        for headers in ({}, {"x-api-key": "wrong"}, {"Authorization": "Bearer wrong"}):
+            answer = await rig.post("/v1/messages", {"messages": [USER]}, headers=headers)
+            assert (answer.status, error_of(answer)["type"]) == (401, "authentication_error")
+            assert answer.headers["www-authenticate"] == "Bearer"
+        for headers in ({"x-api-key": "secret"}, {"Authorization": "Bearer secret"}):
+            answer = await rig.post("/v1/messages", {"messages": [USER]}, headers=headers)
+            assert answer.status == 200
