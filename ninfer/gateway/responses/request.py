@@ -179,6 +179,7 @@ def _refuse_unsupported(fields: Fields) -> None:
     refuse(fields, "prompt", (), "there are no stored prompts")
     refuse(fields, "moderation", ({},), "it needs a hosted service")
     refuse(fields, "n", (1,), "a response is one answer")
+    refuse(fields, "response_format", ({"type": "text"},), "use text.format")
     for entry in fields.children("context_management"):
         if entry.has("compact_threshold"):
             path = entry.path_of("compact_threshold")

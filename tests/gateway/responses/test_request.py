@@ -112,6 +112,8 @@ def test_fields_that_agents_send_are_accepted() -> None:
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"moderation": {"model": "m"}}, "moderation"),
         ({"n": 2}, "n"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"guided_regex": "a+"}, "guided_regex"),
         ({"bad_words": ["a"]}, "bad_words"),
         (
             {"context_management": [{"type": "compaction", "compact_threshold": 9}]},
