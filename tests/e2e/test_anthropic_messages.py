@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -90,3 +91,59 @@ async def test_the_context_is_the_limit(client: anthropic.AsyncAnthropic) -> Non
     nothing = await ask(client, QUESTION, max_tokens=0)
     assert (nothing.content, nothing.stop_reason) == ([], "max_tokens")
     assert (await ask(client, QUESTION)).usage.cache_read_input_tokens > 0
+
+
+WEATHER: Any = {
+    "name": "get_weather",
+    "description": "Get the weather of a city.",
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+    },
+}
+IN_PARIS: Any = {"role": "user", "content": "What is the weather in Paris?"}
+
+
+@pytest.mark.parametrize("display", ["summarized", "omitted"])
+async def test_a_call_its_result_and_the_answer(
+    client: anthropic.AsyncAnthropic, display: str
+) -> None:
+    """The thought comes back, in the open or in its signature, so that the second prompt begins
+    with the first one and its answer."""
+    fields: dict[str, Any] = {
+        "tools": [WEATHER],
+        "thinking": {"type": "enabled", "budget_tokens": 16, "display": display},
+        "max_tokens": 60,
+    }
+    called = await ask(client, IN_PARIS, **fields)
+    thought, use = called.content
+    assert called.stop_reason == "tool_use"
+    assert bool(thought.thinking) is (display == "summarized")
+    assert (use.name, use.input) == ("get_weather", {"city": "Paris"})
+    result = {"type": "tool_result", "tool_use_id": use.id, "content": "18 degrees, rain"}
+    turns = [IN_PARIS, called.to_param(), {"role": "user", "content": [result]}]
+    answer = await ask(client, *turns, **fields)
+    assert answer.stop_reason == "end_turn"
+    assert answer.content[-1].type == "text"
+    assert answer.usage.cache_read_input_tokens > prompt_tokens(called.usage)
+
+
+async def test_a_schema_is_kept(client: anthropic.AsyncAnthropic) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 8}, "size": {"enum": [1, 2]}},
+        "required": ["city", "size"],
+        "additionalProperties": False,
+    }
+    message = await ask(
+        client,
+        {"role": "user", "content": "Name a city."},
+        output_config={"format": {"type": "json_schema", "schema": schema}},
+        thinking={"type": "disabled"},
+        max_tokens=60,
+    )
+    value = json.loads(message.content[0].text)
+    assert list(value) == ["city", "size"]
+    assert len(value["city"]) <= 8
+    assert value["size"] in (1, 2)
