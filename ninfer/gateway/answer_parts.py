@@ -40,6 +40,18 @@ def usage_object(usages: Sequence[Usage]) -> dict[str, Any]:
     }
 
 
+def summed_usage(usages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Usage of several prompts from that of each."""
+    total: dict[str, Any] = {}
+    for usage in usages:
+        for name, value in usage.items():
+            if isinstance(value, dict):
+                total[name] = summed_usage([total.get(name, {}), value])
+            else:
+                total[name] = total.get(name, 0) + value
+    return total
+
+
 def cache_object(use: CacheUse) -> dict[str, Any]:
     """Where cached prompt tokens came from, and why there are not more."""
     return {

@@ -25,7 +25,9 @@ from ninfer.gateway import (
     models_route,
     native,
     openai_chat,
+    openai_completions,
     server_info,
+    tokenize_routes,
 )
 from ninfer.gateway.anthropic import routes as anthropic_routes
 from ninfer.gateway.auth import read_authentication
@@ -111,7 +113,7 @@ class Gateway:
             seconds = time.monotonic() - start_s
             self.counters.http.note_answered(route, request.method, status, seconds)
             if isinstance(connection, Connection):
-                connection.end_request()
+                connection.end_request(has_body_rest=not request.content.is_eof())
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         path = normalise_path(request.path)
@@ -182,7 +184,11 @@ def _make_router() -> Router:
         "/messages": {"POST": anthropic_routes.create_message},
         "/messages/count_tokens": {"POST": anthropic_routes.count_tokens},
         "/chat/completions": {"POST": openai_chat.chat_completions},
+        "/completions": {"POST": openai_completions.completions},
         "/generate": {"POST": native.generate},
+        "/tokenize": {"POST": tokenize_routes.tokenize},
+        "/detokenize": {"POST": tokenize_routes.detokenize},
+        "/apply-template": {"POST": tokenize_routes.apply_template},
         "/responses": {"POST": responses.create},
         "/responses/input_tokens": {"POST": responses.count_tokens},
     }

@@ -1,0 +1,152 @@
+"""/tokenize, /detokenize and /apply-template: the prompt path without a generation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from aiohttp import web
+
+from ninfer.contract.chat import ChatPrompt, Frontend
+from ninfer.contract.errors import RequestError
+from ninfer.gateway.chat_request import parse_chat_request
+from ninfer.gateway.exchange import Exchange
+from ninfer.gateway.fields import Fields, invalid_value, missing
+from ninfer.gateway.prompt_fields import parse_token_ids
+
+_SOURCES: Final = ("messages", "prompt", "content")
+_MANY_TOKENS: Final = 16_384
+"""Writing out more of them would hold up the event loop."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizeRequest:
+    """`source` is a conversation or raw text, and `path` the field it came in.
+
+    parses_special   special tokens in raw text are parsed
+    wants_pieces     tokens are objects with their text, or their bytes where these are no text
+    wants_texts      the answer has a list of the tokens' texts
+    """
+
+    source: ChatPrompt | str
+    path: str
+    parses_special: bool
+    wants_pieces: bool
+    wants_texts: bool
+
+
+async def tokenize(exchange: Exchange) -> web.StreamResponse:
+    """Texts may be longer than the context: whoever wants to cut one has to know its length."""
+    model = exchange.lifecycle.require_model()
+    frontend, session = model.frontend, exchange.session_id
+
+    def parse(fields: Fields) -> TokenizeRequest:
+        return _parse_tokenize(fields, frontend.vocab_size, session)
+
+    request = await exchange.read(parse)
+    token_ids = await _token_ids(frontend.for_context(None), request)
+
+    def answer() -> dict[str, Any]:
+        return _token_lists(token_ids, request, frontend)
+
+    lists = await _off_the_loop(answer, len(token_ids))
+    head = {"count": len(token_ids), "max_model_len": model.card.max_context}
+    return exchange.json({**lists, **head})
+
+
+async def detokenize(exchange: Exchange) -> web.StreamResponse:
+    """Bytes that are no text are replaced."""
+    frontend = exchange.lifecycle.require_model().frontend
+
+    def parse(fields: Fields) -> list[int]:
+        return _parse_tokens(fields, frontend.vocab_size)
+
+    token_ids = await exchange.read(parse)
+    if not frontend.has_tokenizer:
+        raise RequestError("tokenizer_unavailable", "This model has no tokenizer.", "tokens")
+
+    def decode() -> str:
+        return b"".join(map(frontend.token_bytes, token_ids)).decode("utf-8", "replace")
+
+    text = await _off_the_loop(decode, len(token_ids))
+    return exchange.json({"prompt": text, "content": text})
+
+
+async def apply_template(exchange: Exchange) -> web.StreamResponse:
+    """The text that a chat request with the same fields would have tokenised."""
+    frontend, session = exchange.lifecycle.require_model().frontend, exchange.session_id
+
+    def parse(fields: Fields) -> ChatPrompt:
+        return parse_chat_request(fields, frontend.vocab_size, session).chat
+
+    return exchange.json({"prompt": await frontend.render_chat(await exchange.read(parse))})
+
+
+def _parse_tokenize(fields: Fields, vocab_size: int, session_header: str | None) -> TokenizeRequest:
+    for name in ("add_special_tokens", "add_special"):
+        fields.boolean(name)
+    given = [name for name in _SOURCES if fields.has(name)]
+    if not given:
+        raise missing(fields.path_of("prompt"))
+    if len(given) > 1:
+        raise invalid_value(fields.path_of(given[1]), f"excludes {given[0]}")
+    is_chat = given[0] == "messages"
+    return TokenizeRequest(
+        source=(
+            parse_chat_request(fields, vocab_size, session_header).chat
+            if is_chat
+            else fields.string(given[0]) or ""
+        ),
+        path=fields.path_of(given[0]),
+        parses_special=fields.boolean("parse_special") is not False,
+        wants_pieces=fields.flag("with_pieces"),
+        wants_texts=fields.flag("return_token_strs"),
+    )
+
+
+def _parse_tokens(fields: Fields, vocab_size: int) -> list[int]:
+    tokens = fields.sequence("tokens")
+    if tokens is None:
+        raise missing(fields.path_of("tokens"))
+    return list(parse_token_ids(tokens, fields.path_of("tokens"), vocab_size)) if tokens else []
+
+
+async def _token_ids(frontend: Frontend, request: TokenizeRequest) -> list[int]:
+    if request.source == "":
+        return []
+    if isinstance(request.source, str):
+        prompt = await frontend.prepare_text(
+            request.source, request.path, parses_special=request.parses_special
+        )
+    else:
+        prompt = await frontend.prepare_chat(request.source)
+    token_ids: list[int] = prompt.token_ids.tolist()
+    return token_ids
+
+
+def _token_lists(
+    token_ids: list[int], request: TokenizeRequest, frontend: Frontend
+) -> dict[str, Any]:
+    lists: dict[str, Any] = {"tokens": token_ids}
+    if request.wants_pieces:
+        lists["tokens"] = [
+            {"id": token_id, "piece": _piece(frontend.token_bytes(token_id))}
+            for token_id in token_ids
+        ]
+    if request.wants_texts:
+        lists["token_strs"] = [frontend.token_text(token_id) for token_id in token_ids]
+    return lists
+
+
+def _piece(data: bytes) -> str | list[int]:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return list(data)
+
+
+async def _off_the_loop(work: Callable[[], T], num_tokens: int) -> T:
+    return await asyncio.to_thread(work) if num_tokens > _MANY_TOKENS else work()
