@@ -108,10 +108,12 @@ def _finite(text: str) -> float:
     return value
 
 
-def _integer(text: str) -> int:
+def _integer(text: str) -> int | float:
+    """Outside 64 bits a float, as the fast parser has it: nothing else could write it again."""
     if len(text) > _MAX_DIGITS:
         raise _invalid("an integer has too many digits")
-    return int(text)
+    value = int(text)
+    return value if -(2**63) <= value < 2**64 else _finite(text)
 
 
 def _too_deep() -> RequestError:

@@ -112,3 +112,11 @@ def test_what_the_standard_library_writes_is_read_back(value: object) -> None:
 def test_no_bytes_raise_anything_else(data: bytes) -> None:
     with suppress(RequestError):
         parse_json(data)
+
+
+@given(st.integers(-(2**70), 2**70))
+def test_both_parsers_read_integers_alike(number: int) -> None:
+    plain = parse_json(b"[%d]" % number).value
+    mended = parse_json(b'[%d,"\\ud83d"]' % number).value
+    assert mended == [*plain, "\ufffd"]
+    assert type(mended[0]) is type(plain[0])

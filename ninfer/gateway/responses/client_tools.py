@@ -19,7 +19,7 @@ def _call(name: str, field_name: str) -> Callable[[Fields], ToolCall]:
         given = item.child(field_name)
         values = {} if given is None else given.values
         arguments = {key: value for key, value in values.items() if value is not None}
-        return ToolCall(name, arguments, item_call_id(item))
+        return ToolCall(name, arguments, item.string("call_id"))
 
     return read
 
@@ -45,12 +45,9 @@ def _shell_text(chunk: Fields) -> str:
 
 
 def _result(item: Fields, text: str) -> ChatMessage:
-    return ChatMessage("tool", (TextPart(text),) if text else (), tool_call_id=item_call_id(item))
-
-
-def item_call_id(item: Fields) -> str | None:
-    """Some items are their call, and have no other id."""
-    return first_given((item.string("call_id"), item.string("id")))
+    """Of a local shell's call the output has no other id than its own."""
+    call_id = first_given((item.string("call_id"), item.string("id")))
+    return ChatMessage("tool", (TextPart(text),) if text else (), tool_call_id=call_id)
 
 
 CLIENT_TOOLS: Final[Mapping[str, Callable[[Fields], ToolCall | ChatMessage]]] = {

@@ -21,7 +21,7 @@ from ninfer.gateway.fields import (
     missing,
 )
 from ninfer.gateway.responses.call_input import INPUT_PARAMETER
-from ninfer.gateway.responses.client_tools import CLIENT_TOOLS, item_call_id
+from ninfer.gateway.responses.client_tools import CLIENT_TOOLS
 from ninfer.gateway.responses.sealed_text import unseal
 from ninfer.gateway.responses.tools import ToolSet
 
@@ -144,12 +144,12 @@ def _called_name(item: Fields, tools: ToolSet) -> str:
 
 
 def _function_call(item: Fields, tools: ToolSet) -> ToolCall:
-    return ToolCall(_called_name(item, tools), parse_arguments(item), item_call_id(item))
+    return ToolCall(_called_name(item, tools), parse_arguments(item), item.string("call_id"))
 
 
 def _custom_call(item: Fields, tools: ToolSet) -> ToolCall:
     arguments = {INPUT_PARAMETER: item.string("input") or ""}
-    return ToolCall(_called_name(item, tools), arguments, item_call_id(item))
+    return ToolCall(_called_name(item, tools), arguments, item.string("call_id"))
 
 
 def _call_output(item: Fields) -> ChatMessage:
