@@ -33,6 +33,7 @@ T = TypeVar("T")
 class OptionSpec:
     """How one field is parsed and described. `parse` raises ValueError with a readable text.
 
+    aliases     other flags of the same meaning
     is_list     the flag may be repeated; `parse` makes a tuple of one text
     is_secret   never shown to anybody
     """
@@ -44,6 +45,7 @@ class OptionSpec:
     is_switch: bool
     is_list: bool = False
     is_secret: bool = False
+    aliases: tuple[str, ...] = ()
 
 
 def parse_int(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
@@ -177,6 +179,7 @@ def option(
     choices: tuple[str, ...] | None = None,
     is_list: bool = False,
     is_secret: bool = False,
+    aliases: tuple[str, ...] = (),
 ) -> Any:
     """Declare one field of an options class.
 
@@ -184,7 +187,14 @@ def option(
     """
     is_switch = isinstance(default, bool) or parse is parse_bool
     spec = OptionSpec(
-        help, parse_bool if is_switch else parse, metavar, choices, is_switch, is_list, is_secret
+        help,
+        parse_bool if is_switch else parse,
+        metavar,
+        choices,
+        is_switch,
+        is_list,
+        is_secret,
+        aliases,
     )
     return field(default=default, repr=not is_secret, metadata={"option": spec})
 
@@ -218,13 +228,15 @@ class EngineOptions:
         metavar="DIR",
     )
     max_concurrency: int = option(
-        8, "sequences that run at once (lanes)", parse=parse_int(1, 256), metavar="N"
-    )
+        8, "sequences that run at once (lanes); also --max-running",
+        parse=parse_int(1, 256), metavar="N", aliases=("--max-running",),
+    )  # fmt: skip
     max_pending: int | None = option(
         None,
-        "requests that may wait for a lane; default 4 per lane, at least 16",
+        "requests that may wait for a lane; default 4 per lane, at least 16; also --max-waiting",
         parse=parse_int(0, 1_000_000),
         metavar="N",
+        aliases=("--max-waiting",),
     )
     max_context: int | None = option(
         None,
@@ -351,6 +363,10 @@ class ServeOptions:
         parse=parse_names, metavar="NAMES", is_list=True,
     )  # fmt: skip
     strict_model: bool = option(False, "answer 404 to requests that name another model")
+    reasoning_field: str = option(
+        "reasoning_content", "where chat answers have the model's thought",
+        choices=("reasoning_content", "reasoning", "both"),
+    )  # fmt: skip
     api_key: tuple[str, ...] = option(
         (),
         "keys that requests must bring one of, with commas or repeated; other users of the machine"
@@ -639,7 +655,9 @@ def add_options(
             metavar = "{" + ",".join(spec.choices) + "}"
         elif spec.choices is not None:
             text = f"{spec.help}: {', '.join(spec.choices)} {text.removeprefix(spec.help).strip()}"
-        group.add_argument(flag, dest=item.name, metavar=metavar, help=_escaped(text))
+        group.add_argument(
+            flag, *spec.aliases, dest=item.name, metavar=metavar, help=_escaped(text)
+        )
 
 
 def _escaped(text: str) -> str:

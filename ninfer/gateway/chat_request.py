@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from ninfer.contract.chat import ChatPrompt, GenerationParams
+from ninfer.contract.chat import ChatPrompt, GenerationParams, ToolRules
 from ninfer.contract.errors import RequestError
 from ninfer.gateway.cache_fields import parse_cache_request
 from ninfer.gateway.chat_messages import Conversation, parse_messages
@@ -20,7 +20,7 @@ from ninfer.gateway.generation_fields import (
 )
 from ninfer.gateway.refused_fields import refuse, refuse_unsupported
 from ninfer.gateway.thinking import parse_enable_thinking, parse_hide_reasoning
-from ninfer.gateway.tool_fields import has_marked_tool, parse_tools
+from ninfer.gateway.tool_fields import ChatTools, has_marked_tool, parse_chat_tools
 
 _TEMPLATE_OWN: Final = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 _HOSTED: Final = ("web_search_options", "moderation")
@@ -51,12 +51,12 @@ def parse_chat_request(
     """Raises RequestError. Unknown fields are ignored; unsupported guarantees are not."""
     _refuse_unsupported(fields)
     check_hints(fields)
-    conversation = parse_messages(fields)
+    conversation, tools = parse_messages(fields), parse_chat_tools(fields)
     stream_options = fields.child("stream_options")
     return ChatRequest(
         model=fields.string("model"),
-        chat=_chat_prompt(fields, conversation),
-        params=_params(fields, vocab_size, session_header),
+        chat=_chat_prompt(fields, conversation, tools),
+        params=_params(fields, vocab_size, session_header, tools.rules),
         num_choices=parse_num_choices(fields),
         stream=fields.flag("stream"),
         include_usage=stream_options is not None and stream_options.flag("include_usage"),
@@ -67,7 +67,9 @@ def parse_chat_request(
     )
 
 
-def _params(fields: Fields, vocab_size: int, session_header: str | None) -> GenerationParams:
+def _params(
+    fields: Fields, vocab_size: int, session_header: str | None, rules: ToolRules | None
+) -> GenerationParams:
     params = parse_params(
         fields,
         OPENAI_SPELLINGS,
@@ -76,10 +78,13 @@ def _params(fields: Fields, vocab_size: int, session_header: str | None) -> Gene
         split_reasoning=True,
         cache=parse_cache_request(fields, session_header),
     )
-    return replace(params, constraint=parse_constraint(fields))
+    constraint = parse_constraint(fields)
+    if constraint is not None and rules is not None and rules.choice == "required":
+        raise invalid_value(constraint.param, "cannot be combined with a demanded tool call")
+    return replace(params, constraint=constraint, tools=rules)
 
 
-def _chat_prompt(fields: Fields, conversation: Conversation) -> ChatPrompt:
+def _chat_prompt(fields: Fields, conversation: Conversation, tools: ChatTools) -> ChatPrompt:
     is_continued = fields.flag("continue_final_message") or conversation.is_prefill
     add_prompt = fields.boolean("add_generation_prompt")
     if is_continued and add_prompt:
@@ -88,7 +93,7 @@ def _chat_prompt(fields: Fields, conversation: Conversation) -> ChatPrompt:
         raise invalid_value(_continuing_path(fields), "needs an assistant message at the end")
     return ChatPrompt(
         messages=conversation.messages,
-        tools=parse_tools(fields),
+        tools=tools.objects,
         tools_end_prefix=has_marked_tool(fields),
         template_kwargs=parse_template_kwargs(fields),
         add_generation_prompt=not is_continued and add_prompt is not False,
@@ -107,7 +112,8 @@ def _continuing_path(fields: Fields) -> str:
 def parse_template_kwargs(fields: Fields) -> dict[str, Any]:
     """`chat_template_kwargs` with the switches of thinking. Raises RequestError."""
     given = fields.child("chat_template_kwargs") or Fields({})
-    given.boolean("enable_thinking")
+    for name in ("enable_thinking", "preserve_thinking"):
+        given.boolean(name)
     for name in _TEMPLATE_OWN:
         if given.has(name):
             raise invalid_value(given.path_of(name), "is a field of the request itself")
@@ -115,6 +121,9 @@ def parse_template_kwargs(fields: Fields) -> dict[str, Any]:
     enable_thinking = parse_enable_thinking(fields)
     if enable_thinking is not None:
         kwargs.setdefault("enable_thinking", enable_thinking)
+    preserve_thinking = fields.boolean("preserve_thinking")
+    if preserve_thinking is not None:
+        kwargs.setdefault("preserve_thinking", preserve_thinking)
     return kwargs
 
 

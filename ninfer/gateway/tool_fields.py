@@ -1,28 +1,23 @@
-"""The `tools` of chat requests: checked and brought to one shape for the template.
+"""The `tools` of chat requests: checked, in one shape for the template, and which may be called.
 
-Calls are not parsed out of answers yet, so tools are taken only when the client rules calls out
-with `tool_choice: "none"`; everything else would quietly lose them.
+A custom tool is a function with one string, `input`, for the model, and its calls come back as
+calls of that function. Types that only hosted services run are skipped.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
+from ninfer.contract.chat import ToolRules, ToolSpec
 from ninfer.gateway.cache_fields import has_mark
-from ninfer.gateway.fields import (
-    Fields,
-    invalid_type,
-    invalid_value,
-    missing,
-    unsupported_parameter,
-)
+from ninfer.gateway.fields import Fields, invalid_value, missing, unsupported_value
+from ninfer.gateway.tool_choice import ToolChoice, parse_tool_choice
 
 MAX_TOOLS: Final = 512
 _NAME: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
-_CHOICES: Final = ("none", "auto", "required", "any")
-_CHOICE_FIELDS: Final = ("tool_choice", "function_call")
 FREE_FORM: Final[Mapping[str, Any]] = {
     "type": "object",
     "properties": {"input": {"type": "string"}},
@@ -31,23 +26,37 @@ FREE_FORM: Final[Mapping[str, Any]] = {
 """Parameters of a custom tool, which is a function with one string for the model."""
 
 
-def parse_tools(fields: Fields) -> tuple[Mapping[str, Any], ...]:
-    """OpenAI tool objects for the template. Raises RequestError naming the tool."""
-    fields.boolean("parallel_tool_calls")
+@dataclass(frozen=True, slots=True)
+class ChatTools:
+    """`objects` for the template; `rules` None when there is nothing to call."""
+
+    objects: tuple[Mapping[str, Any], ...] = ()
+    rules: ToolRules | None = None
+
+
+def parse_chat_tools(fields: Fields) -> ChatTools:
+    """Of `tools` or the older `functions`. Raises RequestError naming the field."""
     tools = [tool for entry in fields.children("tools") if (tool := _tool(entry)) is not None]
     tools += [_function(entry) for entry in fields.children("functions")]
     path = fields.path_of(fields.first_of(("tools", "functions")) or "tools")
     if len(tools) > MAX_TOOLS:
         raise invalid_value(path, f"must have at most {MAX_TOOLS} entries")
-    _check_unique(tools, path)
-    choice_name = fields.first_of(_CHOICE_FIELDS) or "tool_choice"
-    choices = {name: _choice(fields, name) for name in _CHOICE_FIELDS}
-    choice = choices[choice_name]
-    if not tools and choice in ("required", "any", "named"):
-        raise invalid_value(fields.path_of(choice_name), "needs tools to choose from")
-    if tools and choice != "none":
-        raise unsupported_parameter(path, "tool calls are only possible with tool_choice none")
-    return tuple(tools)
+    names = [tool.spec.name for tool in tools]
+    if len(set(names)) < len(names):
+        raise invalid_value(path, "must have unique names")
+    choice = parse_tool_choice(fields, names)
+    is_parallel = fields.boolean("parallel_tool_calls") is not False
+    if not tools:
+        return ChatTools()
+    if choice.choice == "required":
+        _check_demanded(tools, choice)
+    rules = ToolRules(
+        tools=tuple(tool.spec for tool in tools),
+        choice=choice.choice,
+        allowed=choice.allowed,
+        parallel=is_parallel,
+    )
+    return ChatTools(tuple(tool.template_object() for tool in tools), rules)
 
 
 def has_marked_tool(fields: Fields) -> bool:
@@ -56,37 +65,62 @@ def has_marked_tool(fields: Fields) -> bool:
     return any(marks)
 
 
-def _choice(fields: Fields, name: str) -> str:
-    value = fields.get(name)
-    if value is None:
-        return "auto"
-    if isinstance(value, dict):
-        return "named"
-    if not isinstance(value, str):
-        raise invalid_type(fields.path_of(name), "a string or an object", value)
-    return fields.choice(name, _CHOICES) or "auto"
+@dataclass(frozen=True, slots=True)
+class _Tool:
+    """`has_grammar`: its input should match a grammar, which it is only told."""
+
+    spec: ToolSpec
+    description: str | None
+    has_grammar: bool = False
+
+    def template_object(self) -> Mapping[str, Any]:
+        return template_tool(self.spec.name, self.description, self.spec.parameters)
 
 
-def _tool(entry: Fields) -> Mapping[str, Any] | None:
+def _tool(entry: Fields) -> _Tool | None:
     """None for a type that only hosted services run."""
     kind = entry.string("type")
     if kind == "custom":
-        custom = entry.child("custom") or entry
-        description = custom.string("description")
-        return template_tool(tool_name(custom), description, FREE_FORM)
+        return _custom(entry.child("custom") or entry)
     if kind not in (None, "function"):
         return None
     return _function(entry.child("function") or entry)
 
 
-def _function(function: Fields) -> Mapping[str, Any]:
+def _function(function: Fields) -> _Tool:
     parameters = function.child("parameters")
-    function.boolean("strict")
-    return template_tool(
+    spec = ToolSpec(
         tool_name(function),
-        function.string("description"),
-        parameters.values if parameters is not None else None,
+        None if parameters is None else parameters.values,
+        function.flag("strict"),
     )
+    return _Tool(spec, function.string("description"))
+
+
+def _custom(custom: Fields) -> _Tool:
+    rule = _grammar_rule(custom.child("format"))
+    texts = [text for text in (custom.string("description"), rule) if text]
+    spec = ToolSpec(tool_name(custom), FREE_FORM)
+    return _Tool(spec, "\n\n".join(texts) if texts else None, rule is not None)
+
+
+def _grammar_rule(form: Fields | None) -> str | None:
+    """The grammar of a custom tool's input, in words for the model."""
+    if form is None or form.choice("type", ("text", "grammar")) != "grammar":
+        return None
+    grammar = form.child("grammar") or form
+    definition = grammar.string("definition")
+    if not definition:
+        raise missing(grammar.path_of("definition"))
+    syntax = grammar.choice("syntax", ("lark", "regex")) or "lark"
+    return f"The input must match this {syntax} grammar:\n{definition}"
+
+
+def _check_demanded(tools: list[_Tool], choice: ToolChoice) -> None:
+    """A call that is demanded would have to follow its grammar, and cannot be held to it."""
+    callable_tools = [tool for tool in tools if choice.allows(tool.spec.name)]
+    if all(tool.has_grammar for tool in callable_tools):
+        raise unsupported_value(choice.path, "a tool with a grammar cannot be demanded")
 
 
 def template_tool(
@@ -111,12 +145,3 @@ def tool_name(function: Fields) -> str:
             function.path_of("name"), "must be 1 to 128 of the characters A-Z a-z 0-9 _ . : / -"
         )
     return name
-
-
-def _check_unique(tools: list[Mapping[str, Any]], path: str) -> None:
-    seen: set[str] = set()
-    for tool in tools:
-        name = tool["function"]["name"]
-        if name in seen:
-            raise invalid_value(path, "must have unique names")
-        seen.add(name)

@@ -1,4 +1,4 @@
-"""Tools: brought to one shape when calls are ruled out, refused otherwise."""
+"""Tools of a chat request: one shape for the template, and rules which may be called."""
 
 from __future__ import annotations
 
@@ -6,109 +6,177 @@ from typing import Any
 
 import pytest
 
+from ninfer.contract.chat import ToolRules, ToolSpec
 from ninfer.contract.errors import RequestError
 from ninfer.gateway.fields import Fields
-from ninfer.gateway.tool_fields import parse_tools
+from ninfer.gateway.tool_fields import FREE_FORM, ChatTools, parse_chat_tools
 
 
 def tool(name: str, **more: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **more}}
 
 
-def parse(*tools: Any, choice: Any = "none", **fields: Any) -> list[dict[str, Any]]:
-    values = {"tools": list(tools), "tool_choice": choice, **fields}
-    return [dict(item) for item in parse_tools(Fields(values))]
+def parse(*tools: Any, **fields: Any) -> ChatTools:
+    return parse_chat_tools(Fields({"tools": list(tools), **fields}))
+
+
+def rules(*tools: Any, **fields: Any) -> ToolRules:
+    parsed = parse(*tools, **fields).rules
+    assert parsed is not None
+    return parsed
 
 
 def test_shapes_become_one() -> None:
     parameters = {"type": "object", "properties": {"a": {"type": "string"}}}
-    assert parse(
+    parsed = parse(
         tool("f", description="does f", parameters=parameters, strict=True),
         {"type": "function", "name": "flat", "parameters": None},
         {"type": "custom", "custom": {"name": "patch", "description": "p"}},
         {"type": "web_search"},
-    ) == [
+    )
+    assert [dict(item) for item in parsed.objects] == [
         tool("f", description="does f", parameters=parameters),
         tool("flat"),
-        tool(
-            "patch",
-            description="p",
-            parameters={
-                "type": "object",
-                "properties": {"input": {"type": "string"}},
-                "required": ["input"],
-            },
-        ),
+        tool("patch", description="p", parameters=FREE_FORM),
     ]
+    assert parsed.rules == ToolRules(
+        tools=(ToolSpec("f", parameters, True), ToolSpec("flat"), ToolSpec("patch", FREE_FORM))
+    )
 
 
 def test_legacy_functions_are_tools() -> None:
-    fields = Fields({"functions": [{"name": "f"}], "function_call": "none"})
-    assert [dict(item) for item in parse_tools(fields)] == [tool("f")]
+    fields = {"functions": [{"name": "f"}], "function_call": {"name": "f"}}
+    parsed = parse_chat_tools(Fields(fields))
+    assert [dict(item) for item in parsed.objects] == [tool("f")]
+    assert parsed.rules == ToolRules(tools=(ToolSpec("f"),), choice="required", allowed=("f",))
+
+
+ALLOWED: dict[str, Any] = {"tools": [tool("g"), {"type": "web_search"}, tool("g")]}
 
 
 @pytest.mark.parametrize(
-    "choice",
-    [None, "auto", "required", {"type": "function", "function": {"name": "f"}}],
-)
-def test_possible_calls_are_refused_and_not_dropped(choice: Any) -> None:
-    with pytest.raises(RequestError) as caught:
-        parse(tool("f"), choice=choice)
-    assert caught.value.code == "unsupported_parameter"
-    assert caught.value.param == "tools"
-
-
-@pytest.mark.parametrize("choice", ["required", "any", {"type": "function", "name": "f"}])
-def test_a_forced_call_needs_tools(choice: Any) -> None:
-    with pytest.raises(RequestError) as caught:
-        parse(choice=choice)
-    assert (caught.value.code, caught.value.param) == ("invalid_value", "tool_choice")
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
+    ("choice", "kind", "allowed"),
     [
-        ({"function_call": {"name": "f"}}, "function_call"),
-        ({"functions": [{"name": "f"}]}, "functions"),
-        ({"functions": [{"name": "f"}] * 2, "function_call": "none"}, "functions"),
-        ({"functions": [{"name": f"f{index}"} for index in range(513)]}, "functions"),
+        (None, "auto", None),
+        ("auto", "auto", None),
+        ("none", "none", None),
+        ("required", "required", None),
+        ("any", "required", None),
+        ({"type": "function", "function": {"name": "g"}}, "required", ("g",)),
+        ({"type": "function", "name": "g"}, "required", ("g",)),
+        ({"function": {"name": "g"}}, "required", ("g",)),
+        ({"type": "custom", "custom": {"name": "g"}}, "required", ("g",)),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", **ALLOWED}}, "auto", ("g",)),
+        ({"type": "allowed_tools", "mode": "required", **ALLOWED}, "required", ("g",)),
+        ({"type": "allowed_tools", "tools": []}, "none", ()),
     ],
 )
-def test_legacy_fields_are_named_as_they_were_sent(fields: dict[str, Any], param: str) -> None:
+def test_choices(choice: Any, kind: str, allowed: tuple[str, ...] | None) -> None:
+    parsed = rules(tool("f"), tool("g"), tool_choice=choice)
+    assert (parsed.choice, parsed.allowed, parsed.parallel) == (kind, allowed, True)
+
+
+@pytest.mark.parametrize(("value", "parallel"), [(False, False), (True, True), (None, True)])
+def test_parallel_calls(value: bool | None, parallel: bool) -> None:
+    assert rules(tool("f"), parallel_tool_calls=value).parallel is parallel
+
+
+def test_nothing_to_call() -> None:
+    for fields in ({}, {"tool_choice": "auto"}, {"tool_choice": "none"}):
+        assert parse(**fields) == ChatTools()
+    assert parse({"type": "web_search"}) == ChatTools()
+
+
+def test_grammar_of_a_custom_tool_is_told_and_cannot_be_demanded() -> None:
+    form = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "a+"}}
+    patch = {"type": "custom", "custom": {"name": "patch", "format": form}}
+    (item,) = parse(patch).objects
+    assert item["function"]["description"] == "The input must match this regex grammar:\na+"
     with pytest.raises(RequestError) as caught:
-        parse_tools(Fields(fields))
-    assert caught.value.param == param
-
-
-@pytest.mark.parametrize("count", [21, 512])
-def test_many_tools(count: int) -> None:
-    assert len(parse(*(tool(f"{'n' * 40}{index}") for index in range(count)))) == count
+        parse(patch, tool_choice="required")
+    assert (caught.value.code, caught.value.param) == ("unsupported_value", "tool_choice")
+    assert rules(patch, tool("f"), tool_choice="required").choice == "required"
 
 
 @pytest.mark.parametrize(
-    ("tools", "code", "param"),
+    ("fields", "code", "param"),
     [
-        ([tool("a b")], "invalid_value", "tools[0].function.name"),
-        ([tool("x" * 129)], "invalid_value", "tools[0].function.name"),
-        ([tool("a"), tool("a")], "invalid_value", "tools"),
-        ([tool(f"t{index}") for index in range(513)], "invalid_value", "tools"),
+        ({"tool_choice": "required"}, "invalid_value", "tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "f"}}, "invalid_value", "tool_choice"),
+        ({"function_call": {"name": "f"}}, "invalid_value", "function_call"),
+        ({"functions": [{"name": "f"}] * 2}, "invalid_value", "functions"),
         (
-            [{"type": "function", "function": {}}],
-            "missing_required_parameter",
-            "tools[0].function.name",
+            {"functions": [{"name": f"f{index}"} for index in range(513)]},
+            "invalid_value",
+            "functions",
         ),
-        ([tool("a", parameters=[])], "invalid_type", "tools[0].function.parameters"),
-        (["f"], "invalid_type", "tools[0]"),
+        ({"tools": [tool("f")] * 2}, "invalid_value", "tools"),
+        ({"tools": [tool("a b")]}, "invalid_value", "tools[0].function.name"),
+        ({"tools": [tool("x" * 129)]}, "invalid_value", "tools[0].function.name"),
+        (
+            {"tools": [{"type": "function"}]},
+            "missing_required_parameter",
+            "tools[0].name",
+        ),
+        (
+            {"tools": [tool("f", parameters=[])]},
+            "invalid_type",
+            "tools[0].function.parameters",
+        ),
+        ({"tools": [tool("f", strict="yes")]}, "invalid_type", "tools[0].function.strict"),
+        ({"tools": "f"}, "invalid_type", "tools"),
+        ({"tools": [5]}, "invalid_type", "tools[0]"),
+        ({"tools": [tool("f")], "tool_choice": "g"}, "invalid_value", "tool_choice"),
+        ({"tools": [tool("f")], "tool_choice": 5}, "invalid_type", "tool_choice"),
+        (
+            {"tools": [tool("f")], "tool_choice": {"type": "function"}},
+            "missing_required_parameter",
+            "tool_choice.name",
+        ),
+        (
+            {"tools": [tool("f")], "tool_choice": tool("g")},
+            "invalid_value",
+            "tool_choice.function.name",
+        ),
+        (
+            {"tools": [tool("f")], "tool_choice": {"type": "web_search"}},
+            "unsupported_value",
+            "tool_choice.type",
+        ),
+        (
+            {"tools": [tool("f")], "tool_choice": {"type": "allowed_tools", "mode": "none"}},
+            "invalid_value",
+            "tool_choice.mode",
+        ),
+        (
+            {
+                "tools": [tool("f")],
+                "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": []},
+            },
+            "invalid_value",
+            "tool_choice.tools",
+        ),
+        (
+            {
+                "tools": [tool("f")],
+                "tool_choice": {"type": "allowed_tools", "tools": [tool("f"), tool("g")]},
+            },
+            "invalid_value",
+            "tool_choice.tools[1].function.name",
+        ),
+        (
+            {"tools": [tool("f")], "parallel_tool_calls": "no"},
+            "invalid_type",
+            "parallel_tool_calls",
+        ),
     ],
 )
-def test_refusals(tools: list[Any], code: str, param: str) -> None:
+def test_bad_fields_are_named(fields: dict[str, Any], code: str, param: str) -> None:
     with pytest.raises(RequestError) as caught:
-        parse(*tools)
+        parse_chat_tools(Fields(fields))
     assert (caught.value.code, caught.value.param) == (code, param)
 
 
-def test_bad_choices() -> None:
-    for choice, code in (("sometimes", "invalid_value"), (5, "invalid_type")):
-        with pytest.raises(RequestError) as caught:
-            parse(choice=choice)
-        assert (caught.value.code, caught.value.param) == (code, "tool_choice")
+def test_as_many_tools_as_agents_send() -> None:
+    names = [f"{index:03d}_{'n' * 36}" for index in range(512)]
+    assert len(rules(*(tool(name) for name in names)).tools) == 512
