@@ -22,6 +22,7 @@ async def test_text_is_shown_as_it_arrives(rig: Rig, tab: Tab) -> None:
     await tab.until("document.querySelector('.streaming .markdown')?.innerText === 'First second'")
     assert await tab.evaluate("document.querySelector('.streaming strong').textContent") == "second"
     assert await tab.evaluate("document.querySelector('#log').getAttribute('aria-busy')") == "true"
+    assert await tab.evaluate("document.querySelector('.actions')") is None
     gate.set()
     assert await answered(tab) == "First second done"
     assert await tab.text("#announcer") == "The answer is complete."
@@ -242,3 +243,43 @@ async def test_a_server_that_is_gone_is_said_to_be(tab: Tab) -> None:
     assert await tab.text(".foot.error") == "The server cannot be reached."
     assert await last_text(tab) == ""
     tab.complaints.clear()
+
+
+async def test_a_browser_that_keeps_nothing_can_chat(rig: Rig, tab: Tab) -> None:
+    await open_page(tab, rig.url)
+    await tab.evaluate("Storage.prototype.setItem = () => { throw new DOMException('full'); }")
+    await ask(tab, "hi")
+    assert await answered(tab) == "Hello"
+    assert "no room" in await tab.text("#notice-text")
+
+
+async def test_damaged_storage_is_an_empty_one(rig: Rig, tab: Tab) -> None:
+    await open_page(tab, rig.url)
+    for stored in ("{", "5", "null", '[{"role": "assistant"}, 7, {"role": "x"}]'):
+        for name in ("conversation", "settings", "theme"):
+            await tab.evaluate(f"localStorage.setItem('ninfer.{name}', {stored!r})")
+        await open_page(tab, rig.url)
+        await ask(tab, "hi")
+        assert await answered(tab) == "Hello"
+        assert len(rig.frontend.chats[-1].messages) == 1
+
+
+async def test_another_tab_shows_what_was_said_here(rig: Rig, tab: Tab) -> None:
+    await open_page(tab, rig.url)
+    await ask(tab, "hi")
+    await answered(tab)
+    messages = "localStorage.getItem('ninfer.conversation')"
+    kept = await tab.evaluate(messages)
+    await tab.click("#new-chat")
+    await tab.evaluate(f"localStorage.setItem('ninfer.conversation', {kept!r})")
+    await tab.evaluate(
+        "window.dispatchEvent(new StorageEvent('storage', {key: 'ninfer.conversation'}))"
+    )
+    assert await answered(tab) == "Hello"
+
+
+async def test_a_new_chat_leads_from_the_status_to_the_chat(rig: Rig, tab: Tab) -> None:
+    await tab.open(f"{rig.url}/#status")
+    await tab.until("!document.querySelector('#status-view').hidden")
+    await tab.click("#new-chat")
+    await tab.until("!document.querySelector('#chat-view').hidden")

@@ -71,6 +71,7 @@ export class Chat {
         this.#showAll();
       });
     }
+    location.hash = "#chat";
     this.composer.focus();
   }
 
@@ -85,8 +86,8 @@ export class Chat {
   async #answer() {
     const fields = this.settings.requestFields();
     const messages = this.conversation.toRequest(this.settings.systemPrompt);
-    const message = this.#append(assistantMessage());
     this.running = new AbortController();
+    const message = this.#append(assistantMessage());
     this.composer.setBusy(true);
     this.log.setAttribute("aria-busy", "true");
     this.#announce("Waiting for the answer.");
@@ -204,6 +205,9 @@ export class Chat {
       this.#append(toolMessage(call, field.value));
       if (this.conversation.openCalls().length === 0) {
         void this.#answer();
+        this.composer.focusStop();
+      } else {
+        this.log.querySelector(".result textarea").focus();
       }
     });
     return form;
