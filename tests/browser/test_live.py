@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -12,6 +13,19 @@ from tests.helpers.chat_page import answered, ask, open_page
 from tests.helpers.chromium import Tab
 from tests.helpers.gateway_rig import MESSAGES
 from tests.helpers.served_model import RunningServer, served_demo_model
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather in a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
+    },
+}
 
 
 @pytest.fixture
@@ -34,6 +48,21 @@ async def test_a_conversation_with_the_demo_model(server: RunningServer, tab: Ta
     assert "written" in await tab.text(".foot")
     await ask(tab, "Thank you!")
     assert await answered(tab, 2)
+
+
+async def test_the_demo_model_calls_a_tool(server: RunningServer, tab: Tab) -> None:
+    await open_page(tab, server.url)
+    settings = json.dumps({"temperature": "0", "tools": json.dumps([WEATHER])})
+    await tab.evaluate(f"localStorage.setItem('ninfer.settings', {settings!r})")
+    await open_page(tab, server.url)
+    await ask(tab, "How warm is it in Hamburg?")
+    await answered(tab)
+    assert await tab.text(".call-name") == "get_weather"
+    assert json.loads(await tab.text(".call code")) == {"city": "Hamburg"}
+    await tab.click(".result textarea")
+    await tab.type('{"temperature": 12, "condition": "windy"}')
+    await tab.click(".result button")
+    assert "12" in await answered(tab, 2)
 
 
 async def test_the_status_view_follows(server: RunningServer, tab: Tab) -> None:
