@@ -206,3 +206,9 @@ def test_what_is_no_media_host_is_refused(text: str) -> None:
 def test_media_hosts_are_names_suffixes_and_ports() -> None:
     hosts = ("a.org", ".b.org", "c.org:8443", ".d.org:8080", "127.0.0.1")
     assert parse_media_hosts(",".join(hosts)) == hosts
+
+
+def test_other_flags_mean_the_same() -> None:
+    argv = ["--max-running", "3", "--max-waiting", "5"]
+    options = parse(EngineOptions, argv, {})
+    assert (options.max_concurrency, options.max_pending) == (3, 5)

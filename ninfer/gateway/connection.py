@@ -52,8 +52,10 @@ class Connection(web.RequestHandler):
 
     __slots__ = (
         "_gateway_limits",
+        "_has_body_rest",
         "_has_half_closed",
         "_head",
+        "_head_bytes",
         "_header_timer",
         "_is_serving",
         "_needs_client",
@@ -82,6 +84,8 @@ class Connection(web.RequestHandler):
         self._gateway_limits = limits
         self._refuse_method = refuse_method
         self._head = b""
+        self._head_bytes = 0
+        self._has_body_rest = False
         self._has_half_closed = False
         self._needs_client = False
         self._num_answered = 0
@@ -103,6 +107,18 @@ class Connection(web.RequestHandler):
         if not self._is_serving:
             self._head = data[:_MAX_TARGET_BYTES]
         super().data_received(data)
+        self._bound_head(len(data))
+
+    def _bound_head(self, num_bytes: int) -> None:
+        """Give up on a head that is too long before it is complete."""
+        if self._request_count != self._num_answered or self._has_body_rest:
+            self._head_bytes = 0
+            return
+        self._head_bytes += num_bytes
+        transport = self.transport
+        if self._head_bytes > self._most_head_bytes and transport is not None:
+            transport.write(_raw_answer(_long_headers(), self._family()))
+            self.force_close()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's own: keep it open?
         self._has_half_closed = True
@@ -111,6 +127,7 @@ class Connection(web.RequestHandler):
     def begin_request(self, version: HttpVersion) -> None:
         """Raises ConnectionError for a request line without a version: HTTP/0.9 has no status."""
         self._is_serving = True
+        self._has_body_rest = False
         self._stop_header_timer()
         if version < HttpVersion10 and self.transport is not None:
             error = RequestError("invalid_http", "The request line must name HTTP/1.1 or HTTP/1.0.")
@@ -119,11 +136,15 @@ class Connection(web.RequestHandler):
             raise ConnectionResetError("a request without a version")
         self._head = b""
 
+    @property
+    def _most_head_bytes(self) -> int:
+        return self._gateway_limits.max_header_bytes + _MAX_TARGET_BYTES
+
     def check_head(self, request: web.BaseRequest) -> None:
         """Raises RequestError `headers_too_large` for many headers that are long together."""
         num_bytes = sum(len(name) + len(value) + 4 for name, value in request.raw_headers)
         if num_bytes > self._gateway_limits.max_header_bytes:
-            raise RequestError("headers_too_large", "The headers are too long together.")
+            raise _long_headers()
 
     def need_client(self) -> None:
         """The rest of this request is only worth while if the client is there. Raises
@@ -132,8 +153,10 @@ class Connection(web.RequestHandler):
         if self._has_half_closed:
             raise ConnectionResetError("the client closed its side")
 
-    def end_request(self) -> None:
+    def end_request(self, *, has_body_rest: bool) -> None:
+        """`has_body_rest`: more of the body may come, which nobody reads."""
         self._is_serving = False
+        self._has_body_rest = has_body_rest
         self._needs_client = False
         self._num_answered += 1
         if self._has_half_closed and self._num_answered >= self._request_count:
@@ -225,6 +248,10 @@ class ConnectionFactory:
         if len(self._server.connections) >= self._limits.max_connections:
             return RefusedConnection()
         return Connection(self._server, self._loop, self._limits, self._refuse_method)
+
+
+def _long_headers() -> RequestError:
+    return RequestError("headers_too_large", "The headers are too long together.")
 
 
 def _raw_answer(error: BaseException, family: ErrorFamily = ErrorFamily.OPENAI) -> bytes:

@@ -43,7 +43,7 @@ from ninfer.options import ServeOptions
 T = TypeVar("T")
 _NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 _NAME_FIELDS: Final = ("rid", "request_id")
-_CHOICE_SUFFIX: Final = re.compile(r"-[0-9]{1,2}\Z")
+_CHOICE_SUFFIX: Final = re.compile(r"(-[0-9]{1,3}){1,2}\Z")
 _MAX_NAMES: Final = 128
 _logger = logging.getLogger(__name__)
 _CLOSING_CODES: Final = frozenset(

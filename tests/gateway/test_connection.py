@@ -198,6 +198,21 @@ async def test_too_long_a_head_is_told_what_is_too_long(
     assert b"connection: close" in head.lower()
 
 
+async def test_a_head_that_grows_for_ever_is_refused_before_its_end(rig: Rig) -> None:
+    field = b"X: " + b"y" * 10_000 + b"\r\n"
+    head, body = await ask(rig, HEAD + b"\r\n", HEAD, *[field] * 8)
+    assert body.count(b"HTTP/1.1 431 ") == 1
+    assert b"headers_too_large" in body
+    # A long body that nobody reads is no head.
+    long_body = b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 300000\r\n\r\n"
+    head, body = await ask(
+        rig, long_body, *[b"z" * 50_000] * 6, HEAD + b"Connection: close\r\n\r\n"
+    )
+    assert head.split()[1] == b"404"
+    assert b"HTTP/1.1 431" not in body
+    assert b'{"status":"ok"}' in body
+
+
 async def test_long_headers_within_the_limits_are_fine(rig: Rig) -> None:
     text = b"GET /health?" + b"q" * 8_000 + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
     text += b"Cookie: " + b"y" * 16_000 + b"\r\n" + b"X: 1\r\n" * 100

@@ -123,9 +123,9 @@ async def test_ranges_and_types_are_those_of_the_server(rig: Rig) -> None:
         holder = example
         for key in where[:-1]:
             holder = holder.setdefault(key, {})
+        if value is None and where[-1] in holder:
+            continue  # it is needed
         holder[where[-1]] = value
-        if where[-1] in ("max_tokens", "max_output_tokens") and value == 0:
-            example.pop("thinking", None)
         answer = await rig.post(POSTS[name], example)
         is_taken = answer.status == 200
         names_it = is_taken or ".".join(where) in answer.body.decode()

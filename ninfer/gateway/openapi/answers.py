@@ -53,6 +53,8 @@ ANSWERS: Final[Mapping[str, Schema]] = {
     ANTHROPIC_ERROR: answer(
         type=string("error"), error=answer(type=string(), message=string()), request_id=string()
     ),
+    "Event": answer(data=string(about="JSON, or [DONE].")),
+    "Index": answer(name=string(), version=string()),
     "Health": answer(status=_STATUS),
     "Live": answer(status=string("ok")),
     "Version": answer(version=string()),
@@ -91,6 +93,14 @@ ANSWERS: Final[Mapping[str, Schema]] = {
         ),
         usage=_USAGE,
     ),
+    "Completion": answer(
+        id=string(),
+        object=string("text_completion"),
+        created=_COUNT,
+        model=string(),
+        choices=array(answer(index=_COUNT, text=string(), finish_reason=string()), shortest=1),
+        usage=_USAGE,
+    ),
     "Message": answer(
         id=string(),
         type=string("message"),
@@ -120,5 +130,10 @@ ANSWERS: Final[Mapping[str, Schema]] = {
         first_id=nullable(string()), last_id=nullable(string()),
     ),
     "Generated": one_of(_NATIVE, array(_NATIVE)),
+    "Tokens": answer(
+        tokens=array(one_of(_COUNT, any_object())), count=_COUNT, max_model_len=_COUNT
+    ),
+    "Text": answer(prompt=string(), content=string()),
+    "Rendered": answer(prompt=string()),
     "OpenApi": answer(openapi=string(), info=any_object(), paths=any_object()),
 }  # fmt: skip

@@ -100,9 +100,11 @@ def _responses(operation: Operation) -> dict[str, Any]:
     content: dict[str, Any] = (
         {_JSON: {"schema": ref(operation.answer)}} if is_json else {operation.answer: {}}
     )
+    if operation.page is not None:
+        content[operation.page] = {}
     good: dict[str, Any] = {"description": "Done.", "content": dict(content)}
     if operation.streams:
-        good["content"][_EVENTS] = {"schema": string(about="Events, each with JSON data.")}
+        good["content"][_EVENTS] = {"schema": ref("Event")}
     is_anthropic = family_of(operation.path) is ErrorFamily.ANTHROPIC
     error = {
         "description": "An error that says what is wrong, and of which field.",

@@ -25,6 +25,7 @@ class Operation:
     is_open   no API key is asked for
     query     parameters of the query
     failures  further statuses with the same kind of body as a good answer
+    page      the media type that browsers are answered with
     """
 
     method: str
@@ -37,6 +38,7 @@ class Operation:
     is_open: bool = False
     query: Mapping[str, Schema] = field(default_factory=dict)
     failures: tuple[int, ...] = ()
+    page: str | None = None
 
 
 _ITEM_QUERY: Final[Mapping[str, Schema]] = {
@@ -47,6 +49,8 @@ _ITEM_QUERY: Final[Mapping[str, Schema]] = {
 _GENERATION: Final = (
     Operation("POST", "/v1/chat/completions", "OpenAI", "Answer a conversation.", "ChatCompletion",
         "ChatRequest", streams=True),
+    Operation("POST", "/v1/completions", "OpenAI", "Continue raw text or token ids.", "Completion",
+        "CompletionRequest", streams=True),
     Operation("POST", "/v1/responses", "OpenAI", "Answer input items; keep the response.",
         "Response", "ResponsesRequest", streams=True),
     Operation("POST", "/v1/responses/input_tokens", "OpenAI", "Count the tokens of the input.",
@@ -63,6 +67,11 @@ _GENERATION: Final = (
         "MessageTokens", "MessagesRequest"),
     Operation("POST", "/generate", "native", "Continue raw text or token ids.", "Generated",
         "GenerateRequest", streams=True),
+    Operation("POST", "/tokenize", "native", "The tokens of a text or a conversation.", "Tokens",
+        "TokenizeRequest"),
+    Operation("POST", "/detokenize", "native", "The text of tokens.", "Text", "DetokenizeRequest"),
+    Operation("POST", "/apply-template", "native", "The text that a conversation becomes.",
+        "Rendered", "ChatRequest"),
 )  # fmt: skip
 _OPERATION: Final = (
     Operation("GET", "/v1/models", "models", "The model, once for each of its names.", "ModelList"),
@@ -84,8 +93,8 @@ _OPERATION: Final = (
     Operation("POST", "/abort_request", "operation", "End running requests.", "Aborted",
         "AbortRequest"),
     Operation("GET", "/openapi.json", "operation", "This document.", "OpenApi"),
-    Operation("GET", "/", "page", "The page: a conversation and the server's status.", HTML,
-        is_open=True),
+    Operation("GET", "/", "page", "The page: a conversation and the server's status.", "Index",
+        is_open=True, page=HTML),
     Operation("GET", "/page/{path}", "page", "Files of the page.", ANY, is_open=True),
 )  # fmt: skip
 OPERATIONS: Final = (*_GENERATION, *_OPERATION)

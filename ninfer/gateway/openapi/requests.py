@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from ninfer.gateway.anthropic.request import MESSAGES_SPELLINGS
+from ninfer.gateway.completion_request import COMPLETION_SPELLINGS
 from ninfer.gateway.generation_fields import MAX_TOP_LOGPROBS, NATIVE_SPELLINGS, OPENAI_SPELLINGS
-from ninfer.gateway.native_request import MAX_PROMPTS
 from ninfer.gateway.openapi.fields import (
     CACHE,
     CHOICES,
@@ -28,6 +28,7 @@ from ninfer.gateway.openapi.schema import (
     request,
     string,
 )
+from ninfer.gateway.prompt_fields import MAX_PROMPTS
 from ninfer.gateway.responses.request import RESPONSES_SPELLINGS, TRUNCATIONS
 
 _CONTENT: Final = one_of(string(), array(one_of(any_object(), string())))
@@ -111,6 +112,28 @@ RESPONSES: Final = request(
     example={"input": "Hello"},
     either=("input", "previous_response_id"),
 )
+COMPLETION: Final = request(
+    {
+        "prompt": one_of(
+            string(),
+            array(string(), shortest=1, longest=MAX_PROMPTS),
+            _TOKEN_IDS,
+            array(_TOKEN_IDS, shortest=1, longest=MAX_PROMPTS),
+        )
+    },
+    {
+        **_MEDIA,
+        **sampling(COMPLETION_SPELLINGS),
+        **CHOICES,
+        **CACHE,
+        **HINTS,
+        "stream_options": _STREAM_OPTIONS,
+        "echo": boolean("Begin with the prompt."),
+        "logprobs": one_of(integer(0, MAX_TOP_LOGPROBS), boolean()),
+        "return_tokens_as_token_ids": boolean(),
+    },
+    example={"prompt": "Hello"},
+)
 _SAMPLING_PARAMS: Final[Schema] = {
     "type": "object",
     "properties": {
@@ -137,6 +160,24 @@ GENERATE: Final = request(
     example={"text": "Hello"},
     either=("text", "input_ids"),
 )
+TOKENIZE: Final = request(
+    {},
+    {
+        "prompt": string(about="Raw text."),
+        "content": string(about="Raw text."),
+        "messages": array(any_object(), shortest=1),
+        "add_special_tokens": boolean("Has no effect."),
+        "add_special": boolean("Has no effect."),
+        "parse_special": boolean("false: special tokens in raw text are plain characters."),
+        "with_pieces": boolean("Tokens are objects with their text, or else their bytes."),
+        "return_token_strs": boolean("Add the text of every token."),
+        "chat_template_kwargs": any_object(),
+        "tools": TOOLS["tools"],
+    },
+    example={"prompt": "Hello"},
+    either=("prompt", "content", "messages"),
+)
+DETOKENIZE: Final = request({"tokens": array(integer(0))}, {}, example={"tokens": [1, 2]})
 ABORT: Final = request(
     {},
     {
@@ -148,8 +189,11 @@ ABORT: Final = request(
 )
 REQUESTS: Final[Mapping[str, Schema]] = {
     "ChatRequest": CHAT,
+    "CompletionRequest": COMPLETION,
     "MessagesRequest": MESSAGES,
     "ResponsesRequest": RESPONSES,
     "GenerateRequest": GENERATE,
+    "TokenizeRequest": TOKENIZE,
+    "DetokenizeRequest": DETOKENIZE,
     "AbortRequest": ABORT,
 }
