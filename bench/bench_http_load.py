@@ -56,8 +56,8 @@ async def measure(model: str | None, clients: int, seconds: float) -> dict[str, 
 async def _wait_until_idle(url: str) -> None:
     async with aiohttp.ClientSession() as session:
         for _ in range(_IDLE_TRIES):
-            async with session.get(f"{url}/health") as response:
-                if (await response.json())["outstanding"] == 0:
+            async with session.get(f"{url}/v1/load") as response:
+                if (await response.json())["server_load"] == 0:
                     return
             await asyncio.sleep(0.1)
     raise RuntimeError("the server does not become idle")
