@@ -199,7 +199,7 @@ async def test_settings_out_of_range_are_not_taken(
 
 
 async def test_a_key_is_asked_for_and_kept_in_the_tab_alone(tab: Tab) -> None:
-    options = ServeOptions(host=HOST, port=0, api_key=("secret",))
+    options = ServeOptions(host=HOST, port=0, api_key=("secret",), strict_model=True)
     async with running_gateway(limits=PATIENT_LIMITS, options=options) as rig:
         await open_page(tab, rig.url)
         assert await tab.text("#model-name") == "needs an API key"

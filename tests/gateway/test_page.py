@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from importlib import resources
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from ninfer.gateway.page.assets import load_assets
 from ninfer.gateway.page.routes import SECURITY_HEADERS, accepts_html
 from ninfer.options import ServeOptions
 from tests.helpers.gateway_rig import HOST, PATIENT_LIMITS, Rig, running_gateway
+from tests.helpers.model_paths import REPOSITORY
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 NAMES = sorted(load_assets())
@@ -100,6 +103,15 @@ async def test_the_page_needs_no_key_but_its_requests_do() -> None:
         assert (await rig.get("/v1/status")).status == 401
         key = {"Authorization": "Bearer secret"}
         assert (await rig.get("/v1/status", headers=key)).status == 200
+
+
+def test_every_file_goes_into_the_package() -> None:
+    settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns = settings["tool"]["setuptools"]["package-data"]["ninfer"]
+    for name in NAMES:
+        path = Path("gateway/page/files") / name
+        assert (REPOSITORY / "ninfer" / path).is_file()
+        assert any(path.match(pattern) for pattern in patterns), name
 
 
 def test_the_page_names_nothing_from_elsewhere() -> None:

@@ -11,9 +11,9 @@ import { startTheme } from "./theme.js";
 
 startTheme();
 const keys = new ApiKeys();
-new Chat(new Settings(), keys);
-const statusView = new StatusView(byId("status-root"), keys);
 const feed = new StatusFeed();
+new Chat(new Settings(), keys, feed);
+const statusView = new StatusView(byId("status-root"), keys);
 feed.listen(showServed);
 feed.listen((state) => statusView.show(state));
 showView();

@@ -14,10 +14,11 @@ const NEAR_END_PX = 48;
 const LEFT = "left";
 
 export class Chat {
-  /** `keys` asks for an API key; `settings` has the fields of requests. */
-  constructor(settings, keys) {
+  /** `settings` has the fields of requests, `keys` asks for an API key, `feed` knows the model. */
+  constructor(settings, keys, feed) {
     this.settings = settings;
     this.keys = keys;
+    this.feed = feed;
     this.conversation = new Conversation();
     this.log = byId("log");
     this.notice = new Notice();
@@ -103,7 +104,8 @@ export class Chat {
     this.#finish(message);
   }
 
-  async #receive(message, body, signal) {
+  async #receive(message, fields, signal) {
+    const body = { model: await this.feed.modelName(signal), ...fields };
     let savedAt = performance.now();
     let frame = null;
     try {

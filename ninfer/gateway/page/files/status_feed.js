@@ -35,6 +35,12 @@ export class StatusFeed {
     this.#restart();
   }
 
+  /** The name the server goes by; some take no other. Throws as requests do. */
+  async modelName(signal) {
+    this.status ??= await getStatus(signal);
+    return this.status.model.id;
+  }
+
   #restart() {
     clearTimeout(this.timer);
     this.timer = null;
