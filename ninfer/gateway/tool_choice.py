@@ -1,11 +1,13 @@
-"""`tool_choice` of chat requests, or the older `function_call`: which calls may or must come."""
+"""`tool_choice`, or the older `function_call`: which calls may or must come."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal, TypeAlias
 
+from ninfer.contract.errors import RequestError
 from ninfer.gateway.fields import Fields, invalid_type, invalid_value, missing, unsupported_value
 
 Choice: TypeAlias = Literal["auto", "none", "required"]
@@ -15,8 +17,10 @@ _WORDS: Final[Mapping[str, Choice]] = {
     "required": "required",
     "any": "required",
 }
-_CALLABLE: Final = ("function", "custom")
+CALLABLE: Final = ("function", "custom")
 _MODES: Final = ("auto", "required")
+Finder: TypeAlias = Callable[[Fields], Sequence[str] | None]
+"""What the model calls the tools that an entry names; None for a type that is never called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +35,34 @@ class ToolChoice:
         return self.allowed is None or name in self.allowed
 
 
-def parse_tool_choice(fields: Fields, names: Sequence[str]) -> ToolChoice:
-    """`names`: of the tools that can be called. Raises RequestError naming the field."""
-    choices = {name: _choice(fields, name, names) for name in ("tool_choice", "function_call")}
+def parse_tool_choice(
+    fields: Fields, names: Sequence[str], find: Finder | None = None
+) -> ToolChoice:
+    """`names`: of the tools that can be called; `find`: where entries do not simply use them.
+    Raises RequestError naming the field."""
+    find = find or partial(_find, names)
+    choices = {
+        name: _choice(fields, name, names, find) for name in ("tool_choice", "function_call")
+    }
     choice = choices[fields.first_of(tuple(choices)) or "tool_choice"]
     if choice.choice == "required" and not names:
         raise invalid_value(choice.path, "needs tools to choose from")
     return choice
 
 
-def _choice(fields: Fields, field: str, names: Sequence[str]) -> ToolChoice:
+def entry_name(entry: Fields) -> Fields:
+    """The object of an entry that has its name. Raises RequestError without one."""
+    inner = entry.child("function") or entry.child("custom") or entry
+    if not inner.string("name"):
+        raise missing(inner.path_of("name"))
+    return inner
+
+
+def unknown_tool(named: Fields) -> RequestError:
+    return invalid_value(named.path_of("name"), "must be the name of one of the tools")
+
+
+def _choice(fields: Fields, field: str, names: Sequence[str], find: Finder) -> ToolChoice:
     value, path = fields.get(field), fields.path_of(field)
     if value is None:
         return ToolChoice(path)
@@ -51,23 +73,19 @@ def _choice(fields: Fields, field: str, names: Sequence[str]) -> ToolChoice:
     choice = Fields(value, path)
     kind = choice.string("type")
     if kind == "allowed_tools":
-        return _allowed(choice, names)
-    if kind not in (None, *_CALLABLE):
+        return _allowed(choice, find)
+    if kind not in (None, *CALLABLE):
         raise unsupported_value(choice.path_of("type"), "only functions and custom tools are run")
     if not names:
         raise invalid_value(path, "needs tools to choose from")
-    return ToolChoice(path, "required", (_named(choice, names),))
+    return ToolChoice(path, "required", tuple(find(choice) or ()))
 
 
-def _allowed(choice: Fields, names: Sequence[str]) -> ToolChoice:
+def _allowed(choice: Fields, find: Finder) -> ToolChoice:
     """Hosted tools among the allowed ones are skipped as they are in `tools`."""
     inner = choice.child("allowed_tools") or choice
     mode = inner.choice("mode", _MODES) or "auto"
-    allowed = [
-        _named(entry, names)
-        for entry in inner.children("tools")
-        if entry.string("type") in (None, *_CALLABLE)
-    ]
+    allowed = [name for entry in inner.children("tools") for name in find(entry) or ()]
     if allowed:
         return ToolChoice(
             choice.path,
@@ -79,11 +97,11 @@ def _allowed(choice: Fields, names: Sequence[str]) -> ToolChoice:
     return ToolChoice(choice.path, "none", ())
 
 
-def _named(entry: Fields, names: Sequence[str]) -> str:
-    inner = entry.child("function") or entry.child("custom") or entry
-    name = inner.string("name")
-    if not name:
-        raise missing(inner.path_of("name"))
+def _find(names: Sequence[str], entry: Fields) -> Sequence[str] | None:
+    if entry.string("type") not in (None, *CALLABLE):
+        return None
+    named = entry_name(entry)
+    name = named.string("name") or ""
     if name not in names:
-        raise invalid_value(inner.path_of("name"), "must be the name of one of the tools")
-    return name
+        raise unknown_tool(named)
+    return (name,)

@@ -1,4 +1,4 @@
-"""The `tools` of chat requests: checked, in one shape for the template, and which may be called.
+"""The `tools` of requests: checked, in one shape for the template, and which may be called.
 
 A custom tool is a function with one string, `input`, for the model, and its calls come back as
 calls of that function. Types that only hosted services run are skipped.
@@ -7,7 +7,7 @@ calls of that function. Types that only hosted services run are skipped.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -36,7 +36,7 @@ class ChatTools:
 
 def parse_chat_tools(fields: Fields) -> ChatTools:
     """Of `tools` or the older `functions`. Raises RequestError naming the field."""
-    tools = [tool for entry in fields.children("tools") if (tool := _tool(entry)) is not None]
+    tools = [tool for entry in fields.children("tools") if (tool := parse_tool(entry)) is not None]
     tools += [_function(entry) for entry in fields.children("functions")]
     path = fields.path_of(fields.first_of(("tools", "functions")) or "tools")
     if len(tools) > MAX_TOOLS:
@@ -44,19 +44,25 @@ def parse_chat_tools(fields: Fields) -> ChatTools:
     names = [tool.spec.name for tool in tools]
     if len(set(names)) < len(names):
         raise invalid_value(path, "must have unique names")
-    choice = parse_tool_choice(fields, names)
+    rules = tool_rules(fields, tools, parse_tool_choice(fields, names))
+    return ChatTools(tuple(tool.template_object() for tool in tools), rules)
+
+
+def tool_rules(
+    fields: Fields, tools: Sequence[FunctionTool], choice: ToolChoice
+) -> ToolRules | None:
+    """None when there is nothing to call. Raises RequestError naming the field."""
     is_parallel = fields.boolean("parallel_tool_calls") is not False
     if not tools:
-        return ChatTools()
+        return None
     if choice.choice == "required":
         _check_demanded(tools, choice)
-    rules = ToolRules(
+    return ToolRules(
         tools=tuple(tool.spec for tool in tools),
         choice=choice.choice,
         allowed=choice.allowed,
         parallel=is_parallel,
     )
-    return ChatTools(tuple(tool.template_object() for tool in tools), rules)
 
 
 def has_marked_tool(fields: Fields) -> bool:
@@ -66,19 +72,21 @@ def has_marked_tool(fields: Fields) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tool:
-    """`has_grammar`: its input should match a grammar, which it is only told."""
+class FunctionTool:
+    """What the model is told of a tool. `has_grammar`: its input should match a grammar, which it
+    is only told."""
 
     spec: ToolSpec
-    description: str | None
+    description: str | None = None
+    is_custom: bool = False
     has_grammar: bool = False
 
     def template_object(self) -> Mapping[str, Any]:
         return template_tool(self.spec.name, self.description, self.spec.parameters)
 
 
-def _tool(entry: Fields) -> _Tool | None:
-    """None for a type that only hosted services run."""
+def parse_tool(entry: Fields) -> FunctionTool | None:
+    """None for a type that only hosted services run. Raises RequestError naming the field."""
     kind = entry.string("type")
     if kind == "custom":
         return _custom(entry.child("custom") or entry)
@@ -87,21 +95,22 @@ def _tool(entry: Fields) -> _Tool | None:
     return _function(entry.child("function") or entry)
 
 
-def _function(function: Fields) -> _Tool:
+def _function(function: Fields) -> FunctionTool:
     parameters = function.child("parameters")
     spec = ToolSpec(
         tool_name(function),
         None if parameters is None else parameters.values,
         function.flag("strict"),
     )
-    return _Tool(spec, function.string("description"))
+    return FunctionTool(spec, function.string("description"))
 
 
-def _custom(custom: Fields) -> _Tool:
+def _custom(custom: Fields) -> FunctionTool:
     rule = _grammar_rule(custom.child("format"))
     texts = [text for text in (custom.string("description"), rule) if text]
     spec = ToolSpec(tool_name(custom), FREE_FORM)
-    return _Tool(spec, "\n\n".join(texts) if texts else None, rule is not None)
+    description = "\n\n".join(texts) if texts else None
+    return FunctionTool(spec, description, is_custom=True, has_grammar=rule is not None)
 
 
 def _grammar_rule(form: Fields | None) -> str | None:
@@ -116,7 +125,7 @@ def _grammar_rule(form: Fields | None) -> str | None:
     return f"The input must match this {syntax} grammar:\n{definition}"
 
 
-def _check_demanded(tools: list[_Tool], choice: ToolChoice) -> None:
+def _check_demanded(tools: Sequence[FunctionTool], choice: ToolChoice) -> None:
     """A call that is demanded would have to follow its grammar, and cannot be held to it."""
     callable_tools = [tool for tool in tools if choice.allows(tool.spec.name)]
     if all(tool.has_grammar for tool in callable_tools):

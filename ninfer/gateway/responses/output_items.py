@@ -260,4 +260,4 @@ class CustomCallItem(CallItem):
 
 
 def call_item(output_index: int, tool: DeclaredTool) -> CallItem:
-    return (CustomCallItem if tool.is_custom else FunctionCallItem)(output_index, tool)
+    return (CustomCallItem if tool.function.is_custom else FunctionCallItem)(output_index, tool)

@@ -24,8 +24,7 @@ from ninfer.gateway.refused_fields import refuse, refuse_unsupported
 from ninfer.gateway.responses.input_items import InputItem, parse_input
 from ninfer.gateway.responses.output_recorder import OutputView
 from ninfer.gateway.responses.text_format import parse_text_format
-from ninfer.gateway.responses.tool_choice import parse_tool_rules
-from ninfer.gateway.responses.tools import ToolSet, parse_tools
+from ninfer.gateway.responses.tools import ToolSet, parse_tool_rules, parse_tools
 from ninfer.gateway.thinking import parse_hide_reasoning
 from ninfer.gateway.tool_fields import has_marked_tool
 

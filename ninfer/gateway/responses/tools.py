@@ -9,27 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from functools import partial
+from typing import Any
 
-from ninfer.contract.chat import ToolSpec
-from ninfer.gateway.fields import Fields, invalid_value, missing
-from ninfer.gateway.tool_fields import FREE_FORM, MAX_TOOLS, template_tool, tool_name
+from ninfer.contract.chat import ToolRules, ToolSpec
+from ninfer.gateway.fields import Fields, invalid_value
+from ninfer.gateway.tool_choice import CALLABLE, entry_name, parse_tool_choice, unknown_tool
+from ninfer.gateway.tool_fields import MAX_TOOLS, FunctionTool, parse_tool, tool_name, tool_rules
 
-_SYNTAXES: Final = ("lark", "regex")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class DeclaredTool:
-    """`called` is its name for the model; `has_grammar`: its input should follow a grammar."""
+    """`function` is the tool as the model knows it, under the name it calls."""
 
-    called: str
+    function: FunctionTool
     name: str
     namespace: str | None = None
-    description: str | None = None
-    parameters: Mapping[str, Any] | None = None
-    is_strict: bool = False
-    is_custom: bool = False
-    has_grammar: bool = False
+
+    @property
+    def called(self) -> str:
+        return self.function.spec.name
+
+    def renamed(self, called: str) -> DeclaredTool:
+        spec = replace(self.function.spec, name=called)
+        return replace(self, function=replace(self.function, spec=spec))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class ToolSet:
 
     def of_call(self, called: str) -> DeclaredTool:
         """The tool the model called; a function of that name if none was declared."""
-        return self._by_call.get(called) or DeclaredTool(called=called, name=called)
+        return self._by_call.get(called) or DeclaredTool(FunctionTool(ToolSpec(called)), called)
 
     def call_name(self, namespace: str | None, name: str) -> str:
         """What the model calls, or would call, the tool of an earlier call."""
@@ -52,12 +55,7 @@ class ToolSet:
         return _joined(namespace, name)
 
     def template_objects(self) -> tuple[Mapping[str, Any], ...]:
-        return tuple(
-            template_tool(tool.called, tool.description, tool.parameters) for tool in self.tools
-        )
-
-    def specs(self) -> tuple[ToolSpec, ...]:
-        return tuple(ToolSpec(tool.called, tool.parameters, tool.is_strict) for tool in self.tools)
+        return tuple(tool.function.template_object() for tool in self.tools)
 
 
 def parse_tools(fields: Fields) -> ToolSet:
@@ -71,63 +69,26 @@ def parse_tools(fields: Fields) -> ToolSet:
     return ToolSet(_distinct(tools))
 
 
+def parse_tool_rules(fields: Fields, tools: ToolSet) -> ToolRules | None:
+    """Which calls the answer may have; None when there is nothing to call. Raises RequestError."""
+    names = [tool.called for tool in tools.tools]
+    choice = parse_tool_choice(fields, names, partial(_find, tools))
+    return tool_rules(fields, [tool.function for tool in tools.tools], choice)
+
+
 def _declared(entry: Fields) -> Iterator[DeclaredTool]:
     """The functions behind one entry: none for a type that only hosted services run."""
     if entry.string("type") != "namespace":
-        tool = _tool(entry)
-        if tool is not None:
-            yield tool
+        function = parse_tool(entry)
+        if function is not None:
+            yield DeclaredTool(function, function.spec.name)
         return
     namespace = tool_name(entry)
     for member in entry.children("tools"):
-        tool = _tool(member)
-        if tool is not None:
-            called = _joined(namespace, tool.name)
-            yield replace(tool, namespace=namespace, called=called)
-
-
-def _tool(entry: Fields) -> DeclaredTool | None:
-    kind = entry.string("type")
-    if kind == "custom":
-        return _custom_tool(entry)
-    if kind not in (None, "function"):
-        return None
-    function = entry.child("function") or entry
-    parameters = function.child("parameters")
-    name = tool_name(function)
-    return DeclaredTool(
-        called=name,
-        name=name,
-        description=function.string("description"),
-        parameters=None if parameters is None else parameters.values,
-        is_strict=function.flag("strict"),
-    )
-
-
-def _custom_tool(entry: Fields) -> DeclaredTool:
-    """A grammar is described to the model: its input is not held to one."""
-    name, description = tool_name(entry), entry.string("description")
-    rule = _grammar_rule(entry.child("format"))
-    texts = [text for text in (description, rule) if text]
-    return DeclaredTool(
-        called=name,
-        name=name,
-        description="\n\n".join(texts) if texts else None,
-        parameters=FREE_FORM,
-        is_custom=True,
-        has_grammar=rule is not None,
-    )
-
-
-def _grammar_rule(form: Fields | None) -> str | None:
-    if form is None or form.choice("type", ("text", "grammar")) != "grammar":
-        return None
-    syntax, definition = form.choice("syntax", _SYNTAXES), form.string("definition")
-    if syntax is None:
-        raise missing(form.path_of("syntax"))
-    if not definition:
-        raise missing(form.path_of("definition"))
-    return f"The input must match this {syntax} grammar:\n{definition}"
+        function = parse_tool(member)
+        if function is not None:
+            name = function.spec.name
+            yield DeclaredTool(function, name, namespace).renamed(_joined(namespace, name))
 
 
 def _joined(namespace: str | None, name: str) -> str:
@@ -143,5 +104,24 @@ def _distinct(tools: Sequence[DeclaredTool]) -> tuple[DeclaredTool, ...]:
         while tool.namespace is not None and called in taken:
             called += "_"
         taken.add(called)
-        distinct.append(replace(tool, called=called))
+        distinct.append(tool.renamed(called))
     return tuple(distinct)
+
+
+def _find(tools: ToolSet, entry: Fields) -> Sequence[str] | None:
+    """Members of a namespace too: all of them, or one with or without its namespace."""
+    kind = entry.string("type")
+    if kind not in (None, "namespace", *CALLABLE):
+        return None
+    named = entry_name(entry)
+    name, namespace = named.string("name"), named.string("namespace")
+    if kind == "namespace":
+        found = [tool for tool in tools.tools if tool.namespace == name]
+    else:
+        matching = [tool for tool in tools.tools if tool.name == name]
+        found = [tool for tool in matching if tool.namespace == namespace]
+        if not found and namespace is None and len(matching) == 1:
+            found = matching
+    if not found:
+        raise unknown_tool(named)
+    return [tool.called for tool in found]

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ninfer.contract.chat import ToolSpec
 from ninfer.contract.errors import (
     DeviceError,
     InvariantError,
@@ -41,15 +42,16 @@ from ninfer.gateway.responses.answer import (
 from ninfer.gateway.responses.output_recorder import OutputRecorder, OutputView
 from ninfer.gateway.responses.sealed_text import unseal
 from ninfer.gateway.responses.tools import DeclaredTool, ToolSet
+from ninfer.gateway.tool_fields import FunctionTool
 from tests.helpers.anthropic_rig import call, events_of, text, think
 from tests.helpers.fake_engine import TIMINGS
 from tests.helpers.responses_rig import StreamReader, accumulate, without_ids
 
 TOOLS = ToolSet(
     (
-        DeclaredTool(called="f", name="f"),
-        DeclaredTool(called="patch", name="patch", is_custom=True),
-        DeclaredTool(called="box.g", name="g", namespace="box"),
+        DeclaredTool(FunctionTool(ToolSpec("f")), "f"),
+        DeclaredTool(FunctionTool(ToolSpec("patch"), is_custom=True), "patch"),
+        DeclaredTool(FunctionTool(ToolSpec("box.g")), "g", "box"),
     )
 )
 STOP, LIMIT = FinishReason.STOP_TOKEN, FinishReason.OUTPUT_LIMIT

@@ -9,8 +9,7 @@ import pytest
 from ninfer.contract.chat import ToolRules, ToolSpec
 from ninfer.contract.errors import RequestError
 from ninfer.gateway.fields import Fields
-from ninfer.gateway.responses.tool_choice import parse_tool_rules
-from ninfer.gateway.responses.tools import ToolSet, parse_tools
+from ninfer.gateway.responses.tools import ToolSet, parse_tool_rules, parse_tools
 from ninfer.gateway.tool_fields import FREE_FORM, MAX_TOOLS
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -31,6 +30,10 @@ def tools_of(*entries: Any) -> ToolSet:
     return parse_tools(Fields({"tools": list(entries)}))
 
 
+def specs_of(tools: ToolSet) -> tuple[ToolSpec, ...]:
+    return tuple(tool.function.spec for tool in tools.tools)
+
+
 def rules(choice: Any = None, tools: Any = ALL, **fields: Any) -> ToolRules | None:
     given = Fields({"tools": tools, "tool_choice": choice, **fields})
     return parse_tool_rules(given, parse_tools(given))
@@ -46,34 +49,34 @@ def test_a_function() -> None:
     tools = tools_of(FUNCTION)
     function = {"name": "f", "parameters": SCHEMA}
     assert tools.template_objects() == ({"type": "function", "function": function},)
-    assert tools.specs() == (ToolSpec("f", SCHEMA, is_strict=True),)
+    assert specs_of(tools) == (ToolSpec("f", SCHEMA, is_strict=True),)
 
 
 def test_a_nested_function_and_one_without_a_type() -> None:
     nested = {"type": "function", "function": {"name": "g", "description": "G."}}
     tools = tools_of(nested, {"name": "h", "parameters": None})
     assert [tool.called for tool in tools.tools] == ["g", "h"]
-    assert tools.specs()[1] == ToolSpec("h", None)
+    assert specs_of(tools)[1] == ToolSpec("h", None)
 
 
 def test_a_custom_tool_is_a_function_with_one_string() -> None:
     tools = tools_of(PATCH)
     function = {"name": "patch", "description": "Edits.", "parameters": FREE_FORM}
     assert tools.template_objects() == ({"type": "function", "function": function},)
-    assert tools.of_call("patch").is_custom
+    assert tools.of_call("patch").function.is_custom
 
 
 def test_a_grammar_is_told_to_the_model() -> None:
     (tool,) = tools_of(HELD).tools
-    assert tool.description == "The input must match this lark grammar:\nstart: /a/"
-    assert tool.has_grammar
+    assert tool.function.description == "The input must match this lark grammar:\nstart: /a/"
+    assert tool.function.has_grammar
 
 
 def test_members_of_a_namespace_lead_back_to_it() -> None:
     tools = tools_of(*ALL)
     assert [tool.called for tool in tools.tools] == ["f", "patch", "held", "box.f", "box.put"]
     tool = tools.of_call("box.put")
-    assert (tool.namespace, tool.name, tool.is_custom) == ("box", "put", True)
+    assert (tool.namespace, tool.name, tool.function.is_custom) == ("box", "put", True)
     assert tools.call_name("box", "f") == "box.f"
     assert tools.call_name(None, "f") == "f"
 
@@ -122,8 +125,8 @@ def test_hosted_tools_are_skipped(kind: str) -> None:
         ([{"name": f"f{index}"} for index in range(MAX_TOOLS + 1)], "invalid_value", "tools"),
         ([{**PATCH, "format": {"type": "x"}}], "invalid_value", "tools[0].format.type"),
         (
-            [{**PATCH, "format": {"type": "grammar", "definition": "x"}}],
-            "missing_required_parameter",
+            [{**PATCH, "format": {"type": "grammar", "syntax": "x", "definition": "x"}}],
+            "invalid_value",
             "tools[0].format.syntax",
         ),
         (
@@ -180,7 +183,7 @@ def test_many_tools_are_taken() -> None:
 def test_choices(choice: Any, expected: str, allowed: tuple[str, ...] | None) -> None:
     found = some_rules(choice)
     assert (found.choice, found.allowed, found.parallel) == (expected, allowed, True)
-    assert found.tools == tools_of(*ALL).specs()
+    assert found.tools == specs_of(tools_of(*ALL))
 
 
 def test_one_call_at_a_time() -> None:
@@ -200,12 +203,12 @@ def test_nothing_to_call(choice: Any, tools: Any) -> None:
         (5, ALL, "invalid_type", "tool_choice"),
         ("sometimes", ALL, "invalid_value", "tool_choice"),
         ("required", [], "invalid_value", "tool_choice"),
-        ({}, ALL, "missing_required_parameter", "tool_choice.type"),
+        ({}, ALL, "missing_required_parameter", "tool_choice.name"),
         ({"type": "web_search"}, ALL, "unsupported_value", "tool_choice.type"),
         ({"type": "mcp", "server_label": "x"}, ALL, "unsupported_value", "tool_choice.type"),
         ({"type": "function"}, ALL, "missing_required_parameter", "tool_choice.name"),
         ({"type": "function", "name": "g"}, ALL, "invalid_value", "tool_choice.name"),
-        ({"type": "function", "name": "f"}, [], "invalid_value", "tool_choice.name"),
+        ({"type": "function", "name": "f"}, [], "invalid_value", "tool_choice"),
         (
             {"type": "function", "name": "put", "namespace": "bag"},
             ALL,
