@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
+from ipaddress import ip_address
 from typing import Any, Final
 
 from ninfer.cli.console import Console, ReaderGone
@@ -36,6 +37,7 @@ from ninfer.gateway.server import serve
 from ninfer.gateway.server_info import model_info
 from ninfer.options import EngineOptions, SamplingOptions, ServeOptions
 
+_logger = logging.getLogger(__name__)
 _LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -55,11 +57,23 @@ def run(invocation: Invocation, console: Console) -> ExitCode:
     source = open_named_model(invocation.model_path)
     with _request_log(options) as log:
         gateway = Gateway(options, _provisional_card(source, options, engine_options), log=log)
+        if not gateway.is_protected and not is_loopback(options.host):
+            _logger.warning(
+                "no API key is asked for: whoever reaches %s can use this server", options.host
+            )
         has_drained = asyncio.run(_serve(gateway, source, engine_options, sampling, console))
     if not has_drained:
         console.error("stopped before every request had ended")
         return ExitCode.UNAVAILABLE
     return ExitCode.OK
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address. Other names may lead anywhere."""
+    try:
+        return ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _request_log(options: ServeOptions) -> AbstractContextManager[RequestLog | None]:

@@ -39,6 +39,7 @@ from ninfer.gateway.lifecycle import Lifecycle, ServedModel
 from ninfer.gateway.limits import GatewayLimits, limits_from
 from ninfer.gateway.media.desk import open_media_desk
 from ninfer.gateway.openapi.document import OpenApiDocument
+from ninfer.gateway.openapi.operations import PUBLISHED_PATHS
 from ninfer.gateway.page.routes import PREFIX as PAGE_PREFIX
 from ninfer.gateway.page.routes import Page
 from ninfer.gateway.page.status import status
@@ -84,6 +85,11 @@ class Gateway:
         self.lifecycle.attach(model)
 
     @property
+    def is_protected(self) -> bool:
+        """Requests need an API key."""
+        return self._authentication.is_required
+
+    @property
     def router(self) -> Router:
         """Every route there is."""
         return self._router
@@ -110,8 +116,9 @@ class Gateway:
         finally:
             self.counters.exchanges_active -= 1
             route = self._router.route_of(normalise_path(request.path))
+            handler = PUBLISHED_PATHS.get(route, route)
             seconds = time.monotonic() - start_s
-            self.counters.http.note_answered(route, request.method, status, seconds)
+            self.counters.http.note_answered(handler, request.method, status, seconds)
             if isinstance(connection, Connection):
                 connection.end_request(has_body_rest=not request.content.is_eof())
 

@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from ninfer.cli.loading import LoadedModel, LoadProgress, embedded_model_path, load_model
-from ninfer.cli.serve import background_loader
+from ninfer.cli.serve import background_loader, is_loopback
 from ninfer.contract.errors import InvariantError
 from ninfer.contract.program import SequenceSpec
 from ninfer.contract.sampling import SamplingParams
@@ -54,6 +55,12 @@ def test_it_says_where_it_serves_answers_and_drains(
     assert url.startswith("http://127.0.0.1:")
     assert fetch(f"{url}/health") == {"status": "ok"}
     assert fetch(f"{url}/v1/models")["data"][0]["id"] == "tiny"
+    info = fetch(f"{url}/server_info")
+    assert info["device"].startswith("cpu (")
+    assert info["memory_plan"]["total_bytes"] > 0
+    assert info["options"]["max_concurrency"] == 8
+    assert {"python", "numpy"} <= set(info["versions"])
+    assert fetch(f"{url}/v1/load")["max_running_reqs"] == 8
     answer = fetch(
         f"{url}/v1/chat/completions",
         {
@@ -168,3 +175,42 @@ async def test_a_load_that_ends_as_it_is_cancelled_closes_its_program() -> None:
     spec = SequenceSpec("late", prompt, SamplingParams())
     with pytest.raises(InvariantError):
         loaded[0].program.open_sequence(spec)
+
+
+def test_keys_come_from_the_environment_and_are_shown_nowhere() -> None:
+    flags = ["--port", "0", "--drain-grace", "0", "--log-level", "debug"]
+    key = "key-from-the-environment"
+    with start_ninfer("serve", *flags, environ={"NINFER_API_KEY": key}) as process:
+        try:
+            url = first_line(process).rpartition(" ")[2]
+            assert fetch(f"{url}/health") == {"status": "ok"}
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                fetch(f"{url}/server_info")
+            request = urllib.request.Request(f"{url}/server_info", headers={"x-api-key": key})
+            with urllib.request.urlopen(request, timeout=60) as response:
+                body = response.read().decode()
+            assert key not in body
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE_S) == 0
+            assert process.stderr is not None
+            assert key not in process.stderr.read().decode()
+        finally:
+            process.kill()
+
+
+def test_bodies_are_not_logged_without_a_log() -> None:
+    done = ninfer("serve", "--port", "0", "--log-prompts")
+    assert done.returncode == 2
+    assert "--log-prompts: needs --request-log" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("host", "is_own"),
+    [
+        ("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True),
+        ("0.0.0.0", False), ("::", False), ("192.0.2.1", False), ("fe80::1%eth0", False),
+        ("example.org", False),
+    ],
+)  # fmt: skip
+def test_who_reaches_an_address(host: str, is_own: bool) -> None:
+    assert is_loopback(host) is is_own

@@ -129,10 +129,10 @@ async def test_http_requests_are_counted_by_route_and_status(rig: Rig) -> None:
         if s.name.endswith("_total")
     }
     assert counts == {
-        ("/chat/completions", "POST", "2xx"): 1,
-        ("/chat/completions", "POST", "4xx"): 1,
-        ("/chat/completions", "POST", "aborted"): 1,
-        ("/models/{path}", "GET", "4xx"): 1,
+        ("/v1/chat/completions", "POST", "2xx"): 1,
+        ("/v1/chat/completions", "POST", "4xx"): 1,
+        ("/v1/chat/completions", "POST", "aborted"): 1,
+        ("/v1/models/{path}", "GET", "4xx"): 1,
         ("none", "GET", "4xx"): 1,
     }
     timed = [s for s in found["http_request_duration_seconds"].samples if s.name.endswith("_count")]

@@ -8,6 +8,7 @@ from typing import Final
 
 from ninfer.gateway.openapi.schema import Schema, integer, string
 from ninfer.gateway.responses.item_pages import MAX_LIMIT, ORDERS
+from ninfer.gateway.router import normalise_path
 
 HTML: Final = "text/html"
 TEXT: Final = "text/plain"
@@ -98,3 +99,7 @@ _OPERATION: Final = (
     Operation("GET", "/page/{path}", "page", "Files of the page.", ANY, is_open=True),
 )  # fmt: skip
 OPERATIONS: Final = (*_GENERATION, *_OPERATION)
+PUBLISHED_PATHS: Final[Mapping[str, str]] = {
+    normalise_path(item.path): item.path for item in OPERATIONS
+}
+"""Routes as the router names them -> paths as clients call them."""
