@@ -88,6 +88,7 @@ ERROR_RULES: Final[Mapping[str, ErrorRule]] = {
     "request_too_large": ErrorRule(413, "invalid_request_error"),
     "uri_too_long": ErrorRule(414, "invalid_request_error"),
     "unsupported_content_encoding": ErrorRule(415, "invalid_request_error"),
+    "thread_unsupported_request": _BAD_REQUEST,
     "unsupported_media_type": ErrorRule(415, "invalid_request_error"),
     # Not the client's fault.
     "deadline_exceeded": ErrorRule(408, "timeout_error", should_retry=False),
@@ -133,6 +134,8 @@ _ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
     529: "overloaded_error",
 }
 """By status; other 4xx are `invalid_request_error`, other 5xx `api_error`."""
+_ANTHROPIC_CODES: Final = frozenset({"thread_unsupported_request"})
+"""Codes that this family's clients act upon; they stand in `error.details`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +175,10 @@ def describe_error(
         status = _ANTHROPIC_STATUSES.get(own_code, rule.status)
         if isinstance(error, ContextLengthError):
             message = f"{error.overflow}. {error.advice}"
-        return ErrorAnswer(status, _anthropic_body(status, message, request_id), headers)
+        body = _anthropic_body(status, message, request_id)
+        if own_code in _ANTHROPIC_CODES:
+            body["error"]["details"] = {"error_code": own_code}
+        return ErrorAnswer(status, body, headers)
     param = error.param if isinstance(error, RequestError) else None
     body = {
         "error": {
@@ -185,7 +191,7 @@ def describe_error(
     return ErrorAnswer(rule.status, body, headers)
 
 
-def _anthropic_body(status: int, message: str, request_id: str | None) -> Mapping[str, Any]:
+def _anthropic_body(status: int, message: str, request_id: str | None) -> dict[str, Any]:
     other = "invalid_request_error" if status < 500 else "api_error"
     error = {"type": _ANTHROPIC_TYPES.get(status, other), "message": message}
     return {"type": "error", "error": error, "request_id": request_id}

@@ -34,12 +34,21 @@ _HOSTED: Final = frozenset(
         "server_tool_use",
         "mcp_tool_use",
         "mcp_tool_listing",
-        "tool_addition",
-        "tool_removal",
         "fallback",
     }
 )
 _HOSTED_RESULT: Final = "_tool_result"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChange:
+    """From here on a tool may be called, or (`is_removal`) may not. `definition`: an entry like
+    those of `tools`, where the block brings one, else `name` refers to one."""
+
+    path: str
+    name: str
+    definition: Fields | None
+    is_removal: bool
 
 
 @dataclass(slots=True)
@@ -54,11 +63,12 @@ class Turn:
     thoughts: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
     results: list[ChatMessage] = field(default_factory=list)
+    tool_changes: list[ToolChange] = field(default_factory=list)
     media: dict[int, MediaReference] = field(default_factory=dict)
 
     def messages(self) -> list[ChatMessage]:
-        """Results first: they answer the turn before."""
-        if self.results and not self.parts:
+        """Results first: they answer the turn before. A system turn without text is none."""
+        if not self.parts and (self.results or self.role == "system"):
             return self.results
         own = ChatMessage(
             role=self.role,
@@ -79,7 +89,7 @@ class Turn:
 
 
 def read_content(message: Fields, turn: Turn) -> None:
-    """Add a message of user or assistant to its turn. Raises RequestError naming the block."""
+    """Add a message's content to its turn. Raises RequestError naming the block."""
     for block in _blocks(message, "content"):
         if isinstance(block, str):
             turn.parts.append(TextPart(block))
@@ -168,6 +178,33 @@ def _read_image(block: Fields, turn: Turn) -> None:
     turn.parts.append(_image(block, turn))
 
 
+def _read_compaction(block: Fields, turn: Turn) -> None:
+    """The summary of what stood before it; null where there was none."""
+    text = block.string("content")
+    if text:
+        turn.parts.append(TextPart(text, has_mark(block)))
+
+
+def _read_tool_change(block: Fields, turn: Turn) -> None:
+    tool = block.child("tool")
+    if tool is None:
+        raise missing(block.path_of("tool"))
+    kind, is_removal = _kind(tool), block.string("type") == "tool_removal"
+    if kind == "tool_reference":
+        change = ToolChange(tool.path_of("name"), _required(tool, "name"), None, is_removal)
+    elif kind == "tool_definition" and not is_removal:
+        definition = tool.child("definition")
+        if definition is None:
+            raise missing(tool.path_of("definition"))
+        name = definition.string("name") or ""
+        change = ToolChange(definition.path, name, definition, is_removal)
+    elif kind.startswith("mcp_"):
+        return
+    else:
+        raise invalid_value(tool.path_of("type"), "must be the reference or definition of a tool")
+    turn.tool_changes.append(change)
+
+
 def _read_thinking(block: Fields, turn: Turn) -> None:
     thought = block.string("thinking") or thought_in(block.string("signature") or "")
     if thought:
@@ -248,17 +285,25 @@ def _joined(parts: list[TextPart]) -> str:
 
 
 _Reader: TypeAlias = Callable[[Fields, Turn], None]
+_ANYONE: Final[Mapping[str, _Reader]] = {
+    "text": _read_text,
+    "tool_addition": _read_tool_change,
+    "tool_removal": _read_tool_change,
+}
 _READERS: Final[Mapping[TurnRole, Mapping[str, _Reader]]] = {
+    "system": _ANYONE,
     "user": {
-        "text": _read_text,
+        **_ANYONE,
         "image": _read_image,
         "document": _read_document,
         "search_result": _read_search_result,
         "tool_result": _read_tool_result,
+        "compaction": _read_compaction,
     },
     "assistant": {
-        "text": _read_text,
+        **_ANYONE,
         "thinking": _read_thinking,
         "tool_use": _read_tool_use,
+        "compaction": _read_compaction,
     },
 }

@@ -19,7 +19,7 @@ from ninfer.gateway.fields import Fields, invalid_value, missing
 from ninfer.gateway.generation_fields import Spellings, check_hints, parse_params
 from ninfer.gateway.json_text import parse_json
 from ninfer.gateway.media.references import MediaReference
-from ninfer.gateway.refused_fields import refuse_unsupported
+from ninfer.gateway.refused_fields import refuse, refuse_unsupported
 
 MESSAGES_SPELLINGS: Final = Spellings(
     max_tokens=("max_tokens",),
@@ -48,13 +48,22 @@ class MessagesRequest:
 
 
 def parse_messages_request(
-    fields: Fields, vocab_size: int, session_header: str | None = None
+    fields: Fields,
+    vocab_size: int,
+    session_header: str | None = None,
+    *,
+    is_count: bool = False,
 ) -> MessagesRequest:
-    """Raises RequestError. Unknown fields are ignored; unsupported guarantees are not."""
+    """`is_count`: only the prompt is of interest. Raises RequestError. Unknown fields are ignored;
+    unsupported guarantees are not."""
     refuse_unsupported(fields, takes_constraints=True)
+    if not is_count:
+        refuse(fields, "compaction", (), "ask for a summary in a message")
+    if fields.has("thread"):
+        raise _no_threads(fields.path_of("thread"))
     check_hints(fields)
     conversation = parse_conversation(fields)
-    tools = parse_message_tools(fields)
+    tools = parse_message_tools(fields, conversation.tool_changes)
     constraint = _constraint(fields)
     if constraint is not None:
         _check_constraint(constraint, conversation, tools)
@@ -79,6 +88,16 @@ def parse_messages_request(
         ),
         stream=fields.flag("stream"),
         hides_thinking=_hides_thinking(fields),
+    )
+
+
+def _no_threads(path: str) -> RequestError:
+    """A thread's next request brings only what is new. Client libraries know this error and send
+    the whole conversation instead."""
+    return RequestError(
+        "thread_unsupported_request",
+        f"'{path}' is not supported: conversations are not stored here, so send all messages.",
+        path,
     )
 
 

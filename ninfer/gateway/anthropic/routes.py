@@ -38,17 +38,19 @@ async def count_tokens(exchange: Exchange) -> web.StreamResponse:
     """How long the prompt of the same request would be. The engine is not asked, so the answer
     comes at once however many requests wait. Raises as `create_message` does."""
     model = exchange.lifecycle.require_model()
-    request = await _read(exchange, model)
+    request = await _read(exchange, model, is_count=True)
     exchange.check_model(request.model)
     prompt = await _prepare(exchange, model, request)
     return exchange.json({"input_tokens": prompt.num_tokens})
 
 
-async def _read(exchange: Exchange, model: ServedModel) -> MessagesRequest:
+async def _read(
+    exchange: Exchange, model: ServedModel, *, is_count: bool = False
+) -> MessagesRequest:
     vocab_size, session = model.frontend.vocab_size, exchange.session_id
 
     def parse(fields: Fields) -> MessagesRequest:
-        return parse_messages_request(fields, vocab_size, session)
+        return parse_messages_request(fields, vocab_size, session, is_count=is_count)
 
     return await exchange.read(parse)
 

@@ -19,7 +19,7 @@ from anthropic.types import (
 )
 
 from ninfer.contract.errors import NonFiniteLogits, Unavailable
-from ninfer.contract.generation import Finish, FinishReason
+from ninfer.contract.generation import Event, Finish, FinishReason, GenerationRequest
 from ninfer.gateway.limits import GatewayLimits
 from tests.helpers.anthropic_rig import call, plays, text, think
 from tests.helpers.fake_engine import CARD, fail, hold
@@ -122,6 +122,47 @@ async def test_a_tool_round_trip(rig: Rig, client: anthropic.AsyncAnthropic) -> 
     assert assistant.reasoning_content == "hm"
     assert assistant.tool_calls[0].arguments == {"city": "Oslo"}
     assert (result.role, result.text, result.tool_call_id) == ("tool", "rain", used.id)
+
+
+async def test_the_librarys_own_loop_of_tools(rig: Rig, client: anthropic.AsyncAnthropic) -> None:
+    """It would leave the conversation to the server, and takes no for an answer."""
+    asked: list[str] = []
+
+    @anthropic.beta_async_tool
+    async def get_weather(city: str) -> str:
+        """The weather in a city."""
+        asked.append(city)
+        return "rain"
+
+    def script(request: GenerationRequest) -> AsyncIterator[Event]:
+        if asked:
+            return plays(text("Rain."))(request)
+        return plays(call(0, "get_weather", '{"city": "Oslo"}'))(request)
+
+    rig.engine.script = script
+    runner = client.beta.messages.tool_runner(
+        model="m", max_tokens=20, tools=[get_weather], messages=[{"role": "user", "content": "?"}]
+    )
+    final = await runner.until_done()
+    assert asked == ["Oslo"]
+    assert final.content[0].type == "text"
+    assert [message.role for message in rig.frontend.chats[-1].messages] == [
+        "user",
+        "assistant",
+        "tool",
+    ]
+
+
+async def test_arguments_may_be_cut_anywhere(rig: Rig, client: anthropic.AsyncAnthropic) -> None:
+    """The library parses what it has after every piece."""
+    arguments = '{"a": "x\\n\\ud83d\\ude00\\"", "b": [1, -2.5e3, {"c": null}], "é": "日"}'
+    rig.engine.script = plays(call(0, "f", *arguments))
+    async with client.messages.stream(
+        model="m", max_tokens=20, messages=MESSAGES, tools=[TOOL]
+    ) as stream:
+        [used] = (await stream.get_final_message()).content
+    assert isinstance(used, ToolUseBlock)
+    assert used.input == {"a": 'x\n😀"', "b": [1, -2500.0, {"c": None}], "é": "日"}
 
 
 async def test_streamed_and_whole_messages_are_equal(

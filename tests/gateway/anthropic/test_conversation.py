@@ -209,6 +209,44 @@ def test_what_hosted_services_ran_is_skipped() -> None:
     assert texts(conversation) == [("user", "u"), ("assistant", "a")]
 
 
+def test_a_summary_stands_for_what_was_before_it() -> None:
+    conversation = parse(
+        says("assistant", {"type": "compaction", "content": "They spoke of rain."}),
+        says("user", {"type": "compaction", "content": None}, block("And now?")),
+    )
+    assert texts(conversation) == [("assistant", "They spoke of rain."), ("user", "And now?")]
+
+
+def test_system_messages_may_count_for_one_turn() -> None:
+    note = {"role": "system", "content": "hurry", "clear_at": "next_user_message"}
+    user = {"role": "user", "content": "u"}
+    answer = {"role": "assistant", "content": "a"}
+    roles = [role for role, _ in texts(parse(user, note, answer))]
+    assert roles == ["user", "system", "assistant"]
+    later = texts(parse(user, note, answer, user, note, {**note, "clear_at": "never"}))
+    assert [role for role, _ in later] == ["user", "assistant", "user", "system", "system"]
+
+
+def test_changes_of_tools_are_in_their_order() -> None:
+    def change(kind: str, **tool: Any) -> dict[str, Any]:
+        return {"type": kind, "tool": tool}
+
+    conversation = parse(
+        {"role": "user", "content": "u"},
+        says(
+            "system",
+            change("tool_removal", type="tool_reference", name="f"),
+            change("tool_addition", type="tool_definition", definition={"name": "g"}),
+            change("tool_addition", type="mcp_toolset_reference", server_name="x"),
+        ),
+        says("system", block("s"), change("tool_addition", type="tool_reference", name="f")),
+    )
+    changes = [(item.name, item.is_removal) for item in conversation.tool_changes]
+    assert changes == [("f", True), ("g", False), ("f", False)]
+    assert texts(conversation) == [("user", "u"), ("system", "s")]
+    assert conversation.tool_changes[1].path == "messages[1].content[1].tool.definition"
+
+
 def test_hidden_thoughts_come_back_from_their_signature() -> None:
     hidden = {"type": "thinking", "thinking": "", "signature": signature_of("t", is_shown=False)}
     foreign = {"type": "thinking", "thinking": "", "signature": "EqQBCgIYAhIM+/="}
@@ -322,6 +360,14 @@ def test_pictures_keep_their_places() -> None:
          "unsupported_value", "messages[0].content[0].source"),
         ([says("user", {"type": "container_upload", "file_id": "x"})], "unsupported_value",
          "messages[0].content[0]"),
+        ([says("system", {"type": "tool_removal"})], "missing_required_parameter",
+         "messages[0].content[0].tool"),
+        ([says("system", {"type": "tool_removal", "tool": {"type": "tool_definition"}})],
+         "invalid_value", "messages[0].content[0].tool.type"),
+        ([says("system", {"type": "tool_addition", "tool": {"type": "tool_definition"}})],
+         "missing_required_parameter", "messages[0].content[0].tool.definition"),
+        ([{"role": "system", "content": "x", "clear_at": 5}], "invalid_type",
+         "messages[0].clear_at"),
         ([says("user", block("x", cache_control=5))], "invalid_type",
          "messages[0].content[0].cache_control"),
     ],

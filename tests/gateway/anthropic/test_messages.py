@@ -157,6 +157,12 @@ async def test_counting_waits_for_nobody(rig: Rig) -> None:
     assert rig.engine.handles == []
 
 
+async def test_what_would_be_summed_up_can_be_counted(rig: Rig) -> None:
+    compaction = {"type": "summarize"}
+    assert (await ask(rig, compaction=compaction)).status == 400
+    assert (await ask(rig, "/v1/messages/count_tokens", compaction=compaction)).status == 200
+
+
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
 async def test_both_check_the_same(rig: Rig, path: str) -> None:
     assert "'messages' is required" in error_of(await rig.post(path, {}))["message"]
@@ -256,6 +262,15 @@ async def test_error_inside_a_stream(rig: Rig) -> None:
         "error": {"type": "api_error", "message": "The engine has stopped."},
         "request_id": answer.headers["request-id"],
     }
+
+
+async def test_threads_are_refused_in_words_that_libraries_know(rig: Rig) -> None:
+    for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
+        answer = await ask(rig, thread=thread)
+        assert answer.status == 400
+        error = answer.json()["error"]
+        assert error["type"] == "invalid_request_error"
+        assert error["details"] == {"error_code": "thread_unsupported_request"}
 
 
 async def test_strict_names() -> None:

@@ -74,6 +74,8 @@ def test_generation_fields() -> None:
         ({"stream": "yes"}, "invalid_type", "stream"),
         ({"metadata": "x"}, "invalid_type", "metadata"),
         ({"model": 5}, "invalid_type", "model"),
+        ({"compaction": {"type": "summarize"}}, "unsupported_parameter", "compaction"),
+        ({"thread": {"type": "create"}}, "thread_unsupported_request", "thread"),
         ({"best": 1, "no_repeat_ngram_size": 2}, "unsupported_parameter", "no_repeat_ngram_size"),
     ],
 )
@@ -177,6 +179,51 @@ def test_choices_without_tools(tools: Any) -> None:
 )  # fmt: skip
 def test_refused_tools(fields: dict[str, Any], code: str, param: str) -> None:
     assert refusal(**fields) == (code, param)
+
+
+def changed(*changes: tuple[str, Any]) -> list[Any]:
+    """Messages that change the tools: each change is a block's type and its tool."""
+    blocks = [{"type": f"tool_{kind}", "tool": tool} for kind, tool in changes]
+    return [USER, {"role": "system", "content": blocks}, USER]
+
+
+def reference(name: str) -> dict[str, Any]:
+    return {"type": "tool_reference", "name": name}
+
+
+def test_messages_bring_tools_and_take_them_away() -> None:
+    defined = {"type": "tool_definition", "definition": OTHER}
+    messages = changed(("removal", reference("f")), ("addition", defined))
+    request = parse(messages=messages, tools=[TOOL])
+    assert [tool["function"]["name"] for tool in request.chat.tools] == ["f", "g"]
+    found = request.params.tools
+    assert found is not None
+    assert (found.choice, found.allowed) == ("auto", ("g",))
+    again = changed(("removal", reference("f")), ("addition", reference("f")))
+    assert rules(messages=again, tools=[TOOL]).allowed is None
+    none = changed(("removal", reference("f")))
+    assert rules(messages=none, tools=[TOOL]).choice == "none"
+    demand = {"type": "tool", "name": "f"}
+    assert refusal(messages=messages, tools=[TOOL], tool_choice=demand) == (
+        "invalid_value",
+        "tool_choice.name",
+    )
+    assert refusal(messages=none, tools=[TOOL], tool_choice={"type": "any"}) == (
+        "invalid_value",
+        "tool_choice.type",
+    )
+
+
+def test_changes_name_tools_that_are_there() -> None:
+    hosted = {"type": "web_search_20250305", "name": "web_search"}
+    messages = changed(("removal", reference("web_search")), ("addition", reference("web_search")))
+    assert parse(messages=messages, tools=[TOOL, hosted]).params.tools is not None
+    assert refusal(messages=changed(("addition", reference("x"))), tools=[TOOL]) == (
+        "invalid_value",
+        "messages[1].content[0].tool.name",
+    )
+    twice = changed(("addition", {"type": "tool_definition", "definition": TOOL}))
+    assert refusal(messages=twice, tools=[TOOL])[0] == "invalid_value"
 
 
 def test_many_tools_are_fine() -> None:
