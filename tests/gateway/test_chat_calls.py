@@ -208,3 +208,29 @@ class TestOfficialClient:
             )
         (item,) = completion.choices[0].message.tool_calls or []
         assert item.function.parsed_arguments == {"a": 1}
+
+
+async def test_o07_streamed_calls_have_an_id(rig: Rig) -> None:
+    choices = await streamed(rig, *CASES["one"])
+    first, *later = [piece for c in choices for piece in c["delta"].get("tool_calls", [])]
+    call_id = first.pop("id")
+    assert first == {"index": 0, "type": "function", "function": {"name": "f", "arguments": ""}}
+    assert [set(piece) for piece in later] == [{"index", "function"}] * len(later)
+    message = (await whole(rig, *CASES["one"]))["message"]
+    for item in (call_id, message["tool_calls"][0]["id"]):
+        assert re.fullmatch(r"call_[A-Za-z0-9]{24}", item)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_o08_finish_reason_is_the_same_in_both_modes(rig: Rig, is_streamed: bool) -> None:
+    half = [call(0, "f", '{"a":', is_whole=False)]
+    for groups, finish, reason in (
+        (CASES["one"][0], AT_STOP_TOKEN, "tool_calls"),
+        (half, CUT, "length"),
+    ):
+        if is_streamed:
+            choice = (await streamed(rig, groups, finish, tool_choice="required"))[-1]
+        else:
+            choice = await whole(rig, groups, finish, tool_choice="required")
+            assert (reason == "length") == ("tool_calls" not in choice["message"])
+        assert choice["finish_reason"] == reason
