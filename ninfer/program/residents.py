@@ -111,6 +111,8 @@ class Residents:
 
     def reserve(self, sequence: SequenceRecord, num_tokens: int) -> bool:
         """Pages, a slot and the copy of a shared last page, all or nothing."""
+        if self.is_reserved(sequence, num_tokens):
+            return True
         pages, slots = self._shortage(sequence, num_tokens)
         if pages > 0 or slots > 0:
             return False
