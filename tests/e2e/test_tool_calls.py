@@ -66,10 +66,16 @@ async def test_weather_question_is_answered_with_the_help_of_a_tool(
     assert same.message.content == told.message.content
 
 
-async def test_stream_says_the_same(client: openai.AsyncOpenAI) -> None:
+async def test_stream_says_the_same_and_ends_with_the_only_call(
+    client: openai.AsyncOpenAI,
+) -> None:
     asked = await ask(client, QUESTION)
     async with client.chat.completions.stream(
-        model="demo", messages=[QUESTION], tools=[WEATHER], temperature=0
+        model="demo",
+        messages=[QUESTION],
+        tools=[WEATHER],
+        temperature=0,
+        parallel_tool_calls=False,
     ) as stream:
         streamed = (await stream.get_final_completion()).choices[0]
     (call,) = streamed.message.tool_calls or []
