@@ -9,6 +9,26 @@ from typing import Any
 _ID = re.compile(r"\b(resp|rs|msg|fc|ctc|call)_[A-Za-z0-9]{24}\b")
 _TEXT_OF_ITEM = {"function_call": "arguments", "custom_tool_call": "input"}
 _LAST = ("response.completed", "response.incomplete", "response.failed")
+DEFAULT_ECHO: dict[str, Any] = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "prompt_cache_key": None,
+    "reasoning": {"effort": None, "summary": None},
+    "safety_identifier": None,
+    "service_tier": "default",
+    "store": True,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "truncation": "disabled",
+    "user": None,
+}
+"""What a response repeats of a request that says nothing beside its input."""
 
 
 def without_ids(value: Any) -> Any:

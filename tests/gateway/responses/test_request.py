@@ -13,6 +13,7 @@ from ninfer.contract.errors import RequestError
 from ninfer.gateway.fields import Fields
 from ninfer.gateway.responses.output_recorder import OutputView
 from ninfer.gateway.responses.request import ResponsesRequest, parse_responses_request
+from tests.helpers.responses_rig import DEFAULT_ECHO
 
 SCHEMA = {"type": "object", "properties": {"b": {}, "a": {}}}
 TOOL = {"type": "function", "name": "f"}
@@ -38,25 +39,7 @@ def test_defaults() -> None:
     assert params.split_reasoning
     assert (params.max_tokens, params.top_logprobs) == (None, None)
     assert (params.tools, params.constraint) == (None, None)
-    assert request.echo == {
-        "instructions": None,
-        "max_output_tokens": None,
-        "max_tool_calls": None,
-        "metadata": {},
-        "parallel_tool_calls": True,
-        "previous_response_id": None,
-        "prompt_cache_key": None,
-        "reasoning": {"effort": None, "summary": None},
-        "safety_identifier": None,
-        "service_tier": "default",
-        "store": True,
-        "text": {"format": {"type": "text"}},
-        "tool_choice": "auto",
-        "tools": [],
-        "top_logprobs": 0,
-        "truncation": "disabled",
-        "user": None,
-    }
+    assert request.echo == DEFAULT_ECHO
 
 
 def test_null_is_the_same_as_absent() -> None:

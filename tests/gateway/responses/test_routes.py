@@ -16,7 +16,7 @@ from tests.helpers.anthropic_rig import call, events_of, plays, text, think
 from tests.helpers.compression import zstd_compress
 from tests.helpers.fake_engine import CARD, bad_prompt, fail, hold, say
 from tests.helpers.gateway_rig import PATIENCE_S, Answer, Rig, running_gateway, until
-from tests.helpers.responses_rig import accumulate, without_ids
+from tests.helpers.responses_rig import DEFAULT_ECHO, accumulate, without_ids
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 
@@ -75,23 +75,8 @@ async def test_whole_response_has_every_field(rig: Rig) -> None:
                 "content": [{"type": "output_text", "text": "Hello", "annotations": []}],
             },
         ],
+        **DEFAULT_ECHO,
         "instructions": "be brief",
-        "max_output_tokens": None,
-        "max_tool_calls": None,
-        "metadata": {},
-        "parallel_tool_calls": True,
-        "previous_response_id": None,
-        "prompt_cache_key": None,
-        "reasoning": {"effort": None, "summary": None},
-        "safety_identifier": None,
-        "service_tier": "default",
-        "store": True,
-        "text": {"format": {"type": "text"}},
-        "tool_choice": "auto",
-        "tools": [],
-        "top_logprobs": 0,
-        "truncation": "disabled",
-        "user": None,
         "temperature": rig.engine.handles[0].request.sampling.temperature,
         "top_p": 1.0,
         "usage": {
@@ -393,6 +378,103 @@ async def test_errors_inside_a_stream_are_its_last_event(rig: Rig) -> None:
     }
     assert response["output"][0]["status"] == "incomplete"
     assert (await rig.get(f"/v1/responses/{response['id']}")).json() == response
+
+
+CODEX: dict[str, Any] = {
+    "model": "gpt-5-codex",
+    "instructions": "You are a coding agent.",
+    "input": [
+        {
+            "type": "message",
+            "role": "developer",
+            "content": [{"type": "input_text", "text": "<permissions/>"}],
+        },
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "fix"}]},
+        {"type": "reasoning", "summary": [], "content": None, "encrypted_content": None},
+        {
+            "type": "function_call",
+            "name": "shell",
+            "arguments": '{"command":["ls"]}',
+            "call_id": "call_1",
+        },
+        {"type": "function_call_output", "call_id": "call_1", "output": "a.py"},
+        {"type": "web_search_call", "status": "completed", "action": {"type": "search"}},
+        {
+            "type": "custom_tool_call",
+            "status": "completed",
+            "call_id": "call_2",
+            "name": "apply_patch",
+            "input": "*** Begin Patch",
+        },
+        {
+            "type": "custom_tool_call_output",
+            "call_id": "call_2",
+            "output": [{"type": "input_text", "text": "Done!"}],
+        },
+    ],
+    "tools": [
+        {"type": "function", "name": "shell", "strict": False, "parameters": {"type": "object"}},
+        {
+            "type": "custom",
+            "name": "apply_patch",
+            "description": "Edits files.",
+            "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"},
+        },
+        {"type": "web_search", "external_web_access": True},
+        {"type": "image_generation", "output_format": "png"},
+        {
+            "type": "namespace",
+            "name": "mcp__docs",
+            "description": "",
+            "tools": [{"type": "function", "name": "find", "parameters": {"type": "object"}}],
+        },
+    ],
+    "tool_choice": "auto",
+    "parallel_tool_calls": True,
+    "reasoning": {"effort": "xhigh", "summary": "auto"},
+    "store": False,
+    "stream": True,
+    "include": ["reasoning.encrypted_content"],
+    "prompt_cache_key": "thread-1",
+    "text": {"verbosity": "medium"},
+    "client_metadata": {"session": "1"},
+}
+
+
+async def test_a_turn_of_a_coding_agent(rig: Rig) -> None:
+    rig.engine.script = plays(
+        think("look"),
+        call(0, "apply_patch", '{"input": "*** Begin', '"}'),
+        call(1, "mcp__docs.find", "{}"),
+    )
+    body = zstd_compress(orjson.dumps(CODEX))
+    answer = await rig.post_bytes("/v1/responses", body, Content_Encoding="zstd")
+    events = events_of(answer.body)
+    response = accumulate(events)
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert done == response["output"]
+    thought, patch, found = done
+    assert [part["text"] for part in thought["summary"]] == ["look"]
+    assert (patch["name"], patch["input"]) == ("apply_patch", "*** Begin")
+    assert (found["namespace"], found["name"], found["arguments"]) == ("mcp__docs", "find", "{}")
+    assert response["tools"] == CODEX["tools"]
+    assert said(rig) == [
+        ("system", "You are a coding agent."),
+        ("developer", "<permissions/>"),
+        ("user", "fix"),
+        ("assistant", ""),
+        ("tool", "a.py"),
+        ("assistant", ""),
+        ("tool", "Done!"),
+    ]
+    chat = rig.frontend.chats[-1]
+    assert [tool["function"]["name"] for tool in chat.tools] == [
+        "shell",
+        "apply_patch",
+        "mcp__docs.find",
+    ]
+    assert chat.template_kwargs["enable_thinking"] is True
+    assert rig.engine.handles[0].request.cache.session_key == "thread-1"
 
 
 async def test_an_empty_answer(rig: Rig) -> None:
