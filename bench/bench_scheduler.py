@@ -99,6 +99,10 @@ class PlainSession:
     def reasoning_tokens(self) -> int:
         return 0
 
+    @property
+    def broken_calls(self) -> int:
+        return 0
+
     def preview(
         self, tokens: Sequence[GeneratedToken], limit: FinishReason | None
     ) -> OutputPreview:

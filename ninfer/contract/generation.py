@@ -99,6 +99,10 @@ class OutputSession(Protocol):
     def reasoning_tokens(self) -> int:
         """Committed tokens that belong to the reasoning channel."""
 
+    @property
+    def broken_calls(self) -> int:
+        """What looked like a tool call in the committed answer and turned out to be text."""
+
     def preview(
         self, tokens: Sequence[GeneratedToken], limit: FinishReason | None
     ) -> OutputPreview:

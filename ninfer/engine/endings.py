@@ -77,6 +77,7 @@ class Endings:
         self._outbox.add(record, Failed(error, record.usage()))
 
     def _retire(self, record: RequestRecord) -> None:
+        self._metrics.broken_calls_total += record.broken_calls
         if record.is_resident:
             record.move(Phase.MODEL_FINISHED)
         self._release(record)

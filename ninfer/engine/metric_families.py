@@ -55,6 +55,11 @@ def engine_families(status: EngineStatus, metrics: EngineMetrics) -> list[Metric
         counter(
             "non_finite_rows", "Rows whose logits were not finite", metrics.non_finite_rows_total
         ),
+        counter(
+            "broken_tool_calls",
+            "What looked like a tool call in an answer and turned out to be text",
+            metrics.broken_calls_total,
+        ),
         counter("pauses", "Requests paused for want of memory or a lane", metrics.num_pauses),
         counter("resumes", "Paused requests that went on", metrics.num_resumes),
         counter("replays", "Resumes that fed again what had been fed", metrics.num_replays),

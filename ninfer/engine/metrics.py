@@ -42,6 +42,7 @@ class EngineMetrics:
     prompt_tokens_total, completion_tokens_total   committed
     queue_s_total / num_admitted, ttft_s_total / num_first_tokens   ttft includes the queue
     decode_rows_total / num_decode_units   mean batch size
+    broken_calls_total    what looked like a tool call in an answer and turned out to be text
     cached_tokens_total   prompt tokens that newcomers got from the context cache; not computed
     num_pauses, num_resumes   of residents for want of memory or a lane
     num_replays           resumes that fed again what had been fed
@@ -64,6 +65,7 @@ class EngineMetrics:
     num_decode_units: int = 0
     decode_rows_total: int = 0
     non_finite_rows_total: int = 0
+    broken_calls_total: int = 0
     cached_tokens_total: int = 0
     num_pauses: int = 0
     num_resumes: int = 0

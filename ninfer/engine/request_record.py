@@ -77,6 +77,7 @@ class RequestRecord:
     failure            of its session, seen while a unit of it runs: it ends when that has run
     accepted           committed output tokens, in order
     reasoning_tokens   how many of these are reasoning, as the session counts
+    broken_calls       of these, what looked like a tool call and was none
     num_prefilled      prompt tokens that were ever committed or taken from the cache
     num_scored         prompt tokens whose scores need not be told any more
     old_frontier       where the last pause was; what lies before it is no news
@@ -100,6 +101,7 @@ class RequestRecord:
     last_token_s: float | None = field(default=None, init=False)
     accepted: list[int] = field(default_factory=list, init=False)
     reasoning_tokens: int = field(default=0, init=False)
+    broken_calls: int = field(default=0, init=False)
     num_prefilled: int = field(default=0, init=False)
     num_scored: int = field(default=0, init=False)
     old_frontier: int = field(default=0, init=False)

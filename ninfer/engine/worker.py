@@ -393,10 +393,12 @@ class Worker:
 def _adopt(record: RequestRecord, preview: OutputPreview) -> None:
     """Make `preview` the session's state. Raises NInferError when the session fails."""
     session = record.request.session
-    record.reasoning_tokens = call_session(record, lambda: _commit_session(session, preview))
+    record.reasoning_tokens, record.broken_calls = call_session(
+        record, lambda: _commit_session(session, preview)
+    )
 
 
-def _commit_session(session: OutputSession, preview: OutputPreview) -> int:
-    """Adopt `preview`; returns the reasoning tokens so far."""
+def _commit_session(session: OutputSession, preview: OutputPreview) -> tuple[int, int]:
+    """Adopt `preview`; returns the reasoning tokens and the broken calls so far."""
     session.commit(preview)
-    return session.reasoning_tokens
+    return session.reasoning_tokens, session.broken_calls

@@ -146,6 +146,7 @@ class AnswerCalls:
         if reader.begun:
             self._show(state, output, calls, reader)
         calls.give_back(reader.place, state.settled + calls.start + reader.place)
+        calls.num_broken += 1
 
 
 class ThoughtCalls:

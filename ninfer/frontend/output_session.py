@@ -62,6 +62,12 @@ class TextOutputSession:
         """
         return self._state.reasoning_tokens
 
+    @property
+    def broken_calls(self) -> int:
+        """Openings of tool calls in the answer so far that turned out to be text."""
+        calls = self._state.calls
+        return 0 if calls is None else calls.num_broken
+
     def preview(
         self, tokens: Sequence[GeneratedToken], limit: FinishReason | None
     ) -> OutputPreview:

@@ -73,3 +73,9 @@ def counts_of(values: Histogram) -> tuple[int, float]:
     spread = values.sample().distribution
     assert spread is not None
     return sum(spread.counts), spread.sum
+
+
+async def test_broken_calls_are_counted() -> None:
+    async with running_engine() as rig:
+        await read(rig.engine.submit(rig.request(max_tokens=4)))
+        assert rig.engine.metrics.broken_calls_total == 2  # one for each two tokens, as scripted

@@ -499,3 +499,25 @@ class TestPurity:
         text = '<tool_call>{"name":"g","arguments":{"a":"' * 3000
         answer = run_answer(cut_every(text, 4000), RULES)
         assert answer.text() == text
+
+
+@pytest.mark.parametrize(
+    ("text", "num_broken"),
+    [
+        (_json("g") + _xml("ls", path="/"), 0),
+        ("no calls at all, a < b", 0),
+        ("<tool_call> of which nothing comes, " + _json("g"), 1),
+        ("<tool_call>{broken}</tool_call><tool_call>[]</tool_call>", 2),
+        (f"<think>\nI could <tool_call> this.\n</think>\n\n{_json('g')}", 0),
+    ],
+)
+def test_openings_that_were_none_are_counted(text: str, num_broken: int) -> None:
+    pieces = cut_every(text, 3)
+    session = TextOutputSession(session_rules(pieces, calls=RULES, stop_ids=frozenset({STOP_ID})))
+    for token_id in (*range(len(pieces)), STOP_ID):
+        preview = session.preview((GeneratedToken(token_id),), None)
+        before = session.broken_calls
+        session.preview((GeneratedToken(token_id),), None)
+        assert session.broken_calls == before, "a preview changes nothing"
+        session.commit(preview)
+    assert session.broken_calls == num_broken

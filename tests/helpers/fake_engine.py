@@ -64,6 +64,10 @@ class NoSession:
     def reasoning_tokens(self) -> int:
         return 0
 
+    @property
+    def broken_calls(self) -> int:
+        return 0
+
     def preview(
         self, tokens: Sequence[GeneratedToken], limit: FinishReason | None
     ) -> OutputPreview:

@@ -133,6 +133,10 @@ class _NoSession:
     def reasoning_tokens(self) -> int:
         return 0
 
+    @property
+    def broken_calls(self) -> int:
+        return 0
+
     def preview(self, tokens: Any, limit: Any) -> Any:
         raise NotImplementedError
 

@@ -66,6 +66,10 @@ class ScriptedSession:
         self._on_call("reasoning_tokens")
         return min(self._num_reasoning, self._state.num_tokens)
 
+    @property
+    def broken_calls(self) -> int:
+        return self._state.num_tokens // 2
+
     def preview(
         self, tokens: Sequence[GeneratedToken], limit: FinishReason | None
     ) -> OutputPreview:

@@ -39,6 +39,10 @@ class GuidedSession:
     def reasoning_tokens(self) -> int:
         return self._inner.reasoning_tokens
 
+    @property
+    def broken_calls(self) -> int:
+        return self._inner.broken_calls
+
     def preview(
         self, tokens: Sequence[GeneratedToken], limit: FinishReason | None
     ) -> OutputPreview:

@@ -37,6 +37,7 @@ class CallState:
     num_calls   calls that were shown, if only in part
     is_shown    the call that is being read was shown in part
     num_reread  characters that were read as a call and were none
+    num_broken  openings in an answer that turned out to be text
     found       complete calls in a thought, which count if nothing else follows them
     """
 
@@ -47,6 +48,7 @@ class CallState:
     is_shown: bool = False
     num_reread: int = 0
     found: tuple[FoundCall, ...] = ()
+    num_broken: int = 0
 
     def successor(self) -> CallState:
         """A state to go on from without changing this one. Nothing changes one that has neither
@@ -71,6 +73,7 @@ class CallState:
             self.is_shown,
             self.num_reread,
             self.found,
+            self.num_broken,
         )
 
     def close(self) -> None:
