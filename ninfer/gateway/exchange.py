@@ -114,11 +114,6 @@ class Exchange:
             raise no_vision(references[0].part)
         return with_media(chat, await self._media.acquire(references))
 
-    @property
-    def log_end(self) -> Exchange:
-        """Whoever watches the engine's requests: this exchange."""
-        return self
-
     def note_end(self, end: RequestEnd) -> None:
         """Note in the request log how one of the engine's requests ended."""
         if self._log is not None:

@@ -57,7 +57,7 @@ async def generate(exchange: Exchange) -> web.StreamResponse:
         # A stream's choices end when they like, each with its own scores.
         requests += choices_of if request.stream else score_once(choices_of)
         outputs += _outputs(request, prompt.answer_id or engine_id, tokens, model.frontend)
-    async with Choices(model.engine, requests, exchange.log_end) as choices:
+    async with Choices(model.engine, requests, exchange) as choices:
         if request.stream:
             return await _stream(exchange, request, outputs, choices)
         return await _collect(exchange, request, outputs, choices)

@@ -35,7 +35,7 @@ async def chat_completions(exchange: Exchange) -> web.StreamResponse:
     requests = build_requests(model, answer_id, prompt, request.params, request.num_choices)
     head = AnswerHead(answer_id, name, model.card.fingerprint, int(time.time()))
     form = ChatForm.of(request, exchange.options.reasoning_field)
-    async with Choices(model.engine, requests, exchange.log_end) as choices:
+    async with Choices(model.engine, requests, exchange) as choices:
         if request.stream:
             return await stream_answer(exchange, ChunkWriter(head, form, frontend), choices)
         return await collect_answer(exchange, CompletionBuilder(head, form, frontend), choices)

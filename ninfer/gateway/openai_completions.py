@@ -71,7 +71,7 @@ async def completions(exchange: Exchange) -> web.StreamResponse:
     head = AnswerHead(answer_id, name, model.card.fingerprint, int(time.time()))
     requests = _engine_requests(model, answer_id, request, prompts)
     parts = CompletionParts(request, prompts, await _echoes(request, prompts, model.frontend))
-    async with Choices(model.engine, requests, exchange.log_end) as choices:
+    async with Choices(model.engine, requests, exchange) as choices:
         if request.stream:
             writer = CompletionChunkWriter(head, parts, model.frontend)
             return await stream_answer(exchange, writer, choices)

@@ -28,7 +28,7 @@ async def create_message(exchange: Exchange) -> web.StreamResponse:
     message_id = new_id("msg_")
     requests = build_requests(model, message_id, prompt, request.params, 1)
     head = MessageHead(message_id, name, exchange.request_id, request.hides_thinking)
-    async with Choices(model.engine, requests, exchange.log_end) as choices:
+    async with Choices(model.engine, requests, exchange) as choices:
         if request.stream:
             return await stream_answer(exchange, MessageWriter(head), choices)
         return await collect_answer(exchange, MessageBuilder(head), choices)
