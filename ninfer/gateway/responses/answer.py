@@ -58,10 +58,13 @@ class ResponseHead:
 
 
 class ResponseAnswer:
-    """`keep` is given the response once, when it has ended, with its output."""
+    """`keep`, if any, is given the response once, when it has ended."""
 
     def __init__(
-        self, head: ResponseHead, recorder: OutputRecorder, keep: Callable[[dict[str, Any]], None]
+        self,
+        head: ResponseHead,
+        recorder: OutputRecorder,
+        keep: Callable[[dict[str, Any]], None] | None,
     ) -> None:
         self._head = head
         self._recorder = recorder
@@ -91,7 +94,8 @@ class ResponseAnswer:
     def _ended(self, status: str, **ending: Any) -> dict[str, Any]:
         usage = usage_object(self._ending.usage)
         response = self._head.as_json(status, self._recorder.output(), usage=usage, **ending)
-        self._keep(response)
+        if self._keep is not None:
+            self._keep(response)
         return response
 
 

@@ -5,7 +5,7 @@ previous_response_id -> its turns    item_reference -> that item    input -> as 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,21 +21,29 @@ from ninfer.gateway.responses.tools import ToolSet
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What of the store a request builds on. Holds no reference into the store that may change.
+    """What of the store a request builds on.
 
     before       the turn it goes on from, or None
-    referenced   stored items by their ids
+    turns        those that stored items stand in, by the ids of the items
     session_key  names the conversation for the cache, or None for a new one
     """
 
     before: Turn | None = None
-    referenced: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    turns: Mapping[str, Turn] = field(default_factory=dict)
     session_key: str | None = None
 
     @property
     def num_bytes(self) -> int:
         path = [] if self.before is None else self.before.path()
-        return sum(turn.num_bytes for turn in path)
+        return sum(turn.num_bytes for turn in (*path, *self.turns.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """`said`: the request's own items, with what its references stand for."""
+
+    messages: tuple[ChatMessage, ...]
+    said: tuple[Mapping[str, Any], ...]
 
 
 def find_history(store: ResponseStore, request: ResponsesRequest) -> History:
@@ -44,38 +52,38 @@ def find_history(store: ResponseStore, request: ResponsesRequest) -> History:
     if request.previous_response_id is not None:
         stored = store.get(request.previous_response_id, "previous_response_id")
         before, session_key = stored.turn, stored.session_key
-    wanted = [item.reference for item in request.items if item.reference is not None]
-    referenced = store.items(wanted) if wanted else {}
+    turns: dict[str, Turn] = {}
     for index, item in enumerate(request.items):
-        if item.reference is not None and item.reference not in referenced:
-            path = f"input[{index}].id"
-            raise RequestError("item_not_found", "There is no stored item with this id.", path)
-    return History(before, referenced, session_key)
+        if item.reference is not None:
+            turns[item.reference] = _turn_of(store, item.reference, f"input[{index}].id")
+    return History(before, turns, session_key)
 
 
-def messages_of(history: History, request: ResponsesRequest) -> tuple[ChatMessage, ...]:
-    """The conversation to answer. Pure; takes time when the history is long."""
-    return assemble(request.instructions, _meanings(history, request))
-
-
-def said_items(history: History, items: Sequence[InputItem]) -> list[Mapping[str, Any]]:
-    """The request's own items as they are kept, with what references stand for."""
-    return [
-        item.raw if item.reference is None else history.referenced[item.reference] for item in items
+def read_conversation(history: History, request: ResponsesRequest) -> Conversation:
+    """Pure; takes time when the history is long."""
+    turns = {id(turn): turn for turn in history.turns.values()}
+    stored = {item["id"]: item for turn in turns.values() for item in turn_items(turn)}
+    items = [
+        item if item.reference is None else _stored_item(stored[item.reference], request.tools)
+        for item in request.items
     ]
+    meanings = [*_earlier_meanings(history, request.tools)]
+    meanings += [meaning for item in items for meaning in item.meanings]
+    return Conversation(assemble(request.instructions, meanings), tuple(item.raw for item in items))
 
 
-def _meanings(history: History, request: ResponsesRequest) -> Iterator[Meaning]:
-    tools = request.tools
+def _turn_of(store: ResponseStore, item_id: str, path: str) -> Turn:
+    turn = store.turn_of(item_id)
+    if turn is None:
+        raise RequestError("item_not_found", "There is no stored item with this id.", path)
+    return turn
+
+
+def _earlier_meanings(history: History, tools: ToolSet) -> Iterator[Meaning]:
     for turn in [] if history.before is None else history.before.path():
-        for stored in turn_items(turn):
-            yield from _stored_meanings(stored, tools)
-    for item in request.items:
-        if item.reference is None:
-            yield from item.meanings
-        else:
-            yield from _stored_meanings(history.referenced[item.reference], tools)
+        for item in turn_items(turn):
+            yield from _stored_item(item, tools).meanings
 
 
-def _stored_meanings(item: Mapping[str, Any], tools: ToolSet) -> tuple[Meaning, ...]:
-    return parse_item(Fields(item, "previous_response_id"), tools).meanings
+def _stored_item(item: Mapping[str, Any], tools: ToolSet) -> InputItem:
+    return parse_item(Fields(item, "previous_response_id"), tools)

@@ -1,41 +1,34 @@
 """/v1/responses and what stands below it.
 
-create: read, check -> resolve history -> render, tokenise -> submit -> (admitted) -> answer -> keep
+create: read, check -> prepare the prompt -> submit -> (admitted) -> answer -> keep
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from aiohttp import web
 
-from ninfer.contract.chat import ChatPrompt, Frontend, GenerationParams
+from ninfer.contract.chat import Frontend
 from ninfer.contract.errors import RequestError
 from ninfer.contract.generation import GenerationRequest
-from ninfer.contract.prompt import PreparedPrompt
 from ninfer.gateway.answers import collect_answer, stream_answer
 from ninfer.gateway.choices import Choices, build_requests
 from ninfer.gateway.exchange import Exchange
 from ninfer.gateway.fields import Fields, unsupported_parameter
-from ninfer.gateway.request_ids import new_id
 from ninfer.gateway.responses.answer import (
     ResponseAnswer,
     ResponseBuilder,
     ResponseHead,
     ResponseWriter,
 )
-from ninfer.gateway.responses.history import History, find_history, messages_of, said_items
 from ninfer.gateway.responses.item_pages import item_page
 from ninfer.gateway.responses.output_recorder import OutputRecorder
+from ninfer.gateway.responses.preparation import prepare
 from ninfer.gateway.responses.request import ResponsesRequest, parse_responses_request
 from ninfer.gateway.responses.store import ResponseStore
-from ninfer.gateway.responses.stored_items import stored_response
-
-_FIELD_OF_PROMPT = "input"
 
 
 class ResponsesApi:
@@ -49,15 +42,11 @@ class ResponsesApi:
         model = exchange.lifecycle.require_model()
         request = await self._read(exchange, model.frontend)
         name = exchange.check_model(request.model)
-        history = find_history(self._store, request)
-        prompt = await _prepare(exchange, model.frontend, request, history)
-        response_id = new_id("resp_")
-        params = _with_session(request, history)
-        requests = build_requests(model, response_id, prompt, params, 1)
-        head = _head(response_id, name, request, requests[0])
+        prepared = await prepare(exchange, model.frontend, self._store, request)
+        requests = build_requests(model, prepared.response_id, prepared.prompt, prepared.params, 1)
+        head = _head(prepared.response_id, name, request, requests[0])
         recorder = OutputRecorder(request.view, request.tools, model.frontend.token_bytes)
-        keep = self._keeper(request, history, response_id)
-        answer = ResponseAnswer(head, recorder, keep)
+        answer = ResponseAnswer(head, recorder, prepared.keep)
         async with Choices(model.engine, requests, exchange) as choices:
             if request.stream:
                 return await stream_answer(exchange, ResponseWriter(answer), choices)
@@ -68,9 +57,10 @@ class ResponsesApi:
         model = exchange.lifecycle.require_model()
         request = await self._read(exchange, model.frontend)
         exchange.check_model(request.model)
-        history = find_history(self._store, request)
-        prompt = await _prepare(exchange, model.frontend, request, history)
-        return exchange.json({"object": "response.input_tokens", "input_tokens": prompt.num_tokens})
+        counted = replace(request, store=False)
+        prepared = await prepare(exchange, model.frontend, self._store, counted)
+        num_tokens = prepared.prompt.num_tokens
+        return exchange.json({"object": "response.input_tokens", "input_tokens": num_tokens})
 
     async def retrieve(self, exchange: Exchange) -> web.StreamResponse:
         stored = self._store.get(_response_id(exchange))
@@ -86,7 +76,11 @@ class ResponsesApi:
     async def input_items(self, exchange: Exchange) -> web.StreamResponse:
         """What the response was made from: earlier turns and the request's own items."""
         stored = self._store.get(_response_id(exchange))
-        return exchange.json(item_page(stored.turn, exchange.request.query))
+        turn, query = stored.turn, exchange.request.query
+        num_bytes = sum(part.num_bytes for part in turn.path())
+        if num_bytes > exchange.limits.thread_above_bytes:
+            return exchange.json(await asyncio.to_thread(item_page, turn, query))
+        return exchange.json(item_page(turn, query))
 
     async def cancel(self, exchange: Exchange) -> web.StreamResponse:
         """Nothing runs in the background. Raises RequestError always."""
@@ -102,50 +96,6 @@ class ResponsesApi:
             return parse_responses_request(fields, frontend.vocab_size, session)
 
         return await exchange.read(parse)
-
-    def _keeper(
-        self, request: ResponsesRequest, history: History, response_id: str
-    ) -> Callable[[dict[str, Any]], None]:
-        """Keeps the response once it has ended, unless the client does not want that."""
-        session_key = request.params.cache.session_key or history.session_key or response_id
-        said = said_items(history, request.items)
-
-        def keep(response: dict[str, Any]) -> None:
-            if request.store:
-                stored = stored_response(history.before, said, response, session_key)
-                self._store.put(response_id, stored)
-
-        return keep
-
-
-async def _prepare(
-    exchange: Exchange, frontend: Frontend, request: ResponsesRequest, history: History
-) -> PreparedPrompt:
-    """The prompt. Its errors name `input`, where the messages came in."""
-    if history.num_bytes > exchange.limits.thread_above_bytes:
-        messages = await asyncio.to_thread(messages_of, history, request)
-    else:
-        messages = messages_of(history, request)
-    chat = ChatPrompt(
-        messages=messages,
-        tools=request.tools.template_objects(),
-        tools_end_prefix=request.tools_end_prefix,
-        template_kwargs=request.template_kwargs,
-    )
-    try:
-        prompt = await frontend.prepare_chat(chat)
-    except RequestError as error:
-        error.param = _FIELD_OF_PROMPT
-        raise
-    return replace(prompt, param=_FIELD_OF_PROMPT)
-
-
-def _with_session(request: ResponsesRequest, history: History) -> GenerationParams:
-    """A conversation that goes on without a name of its own has that of its history."""
-    cache = request.params.cache
-    if cache.session_key is not None or history.session_key is None:
-        return request.params
-    return replace(request.params, cache=replace(cache, session_key=history.session_key))
 
 
 def _head(

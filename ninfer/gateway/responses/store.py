@@ -11,7 +11,7 @@ not used for longest; a turn goes when nothing stands on it any more. Bytes are 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -98,16 +98,9 @@ class ResponseStore:
             raise _not_found(None)
         self._drop(response_id)
 
-    def items(self, item_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Those of the items that are known, by id."""
-        wanted = set(item_ids)
-        turns = {id(turn): turn for turn in map(self._turn_of_item.get, wanted) if turn}
-        return {
-            item["id"]: item
-            for turn in turns.values()
-            for item in turn_items(turn)
-            if item["id"] in wanted
-        }
+    def turn_of(self, item_id: str) -> Turn | None:
+        """The turn that an item stands in, the latest of several."""
+        return self._turn_of_item.get(item_id)
 
     def _drop(self, response_id: str) -> None:
         stored = self._responses.pop(response_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
@@ -20,19 +21,29 @@ _PREFIXES: Final[Mapping[str, str]] = {
 _CALLS: Final = ("function_call", "custom_tool_call")
 
 
+@dataclass(frozen=True, slots=True)
+class StoredInput:
+    """What a request said, as it is kept: a JSON list and the ids in it."""
+
+    items: bytes
+    item_ids: tuple[str, ...]
+
+
+def stored_input(response_id: str, said: Iterable[Mapping[str, Any]]) -> StoredInput:
+    """Ids of new items follow from the response's. Takes time when much was said."""
+    tail = response_id.rpartition("_")[2]
+    items = [_with_id(item, f"{tail}_{index}") for index, item in enumerate(said)]
+    return StoredInput(orjson.dumps(items), tuple(item["id"] for item in items))
+
+
 def stored_response(
-    before: Turn | None,
-    said: Iterable[Mapping[str, Any]],
-    response: Mapping[str, Any],
-    session_key: str,
+    before: Turn | None, said: StoredInput, response: Mapping[str, Any], session_key: str
 ) -> StoredResponse:
-    """`said`: the items the response answers, behind the turn `before`. Ids of new items follow
-    from the response's. Calls that were cut off are no history."""
-    tail = response["id"].rpartition("_")[2]
-    inputs = [_with_id(item, f"{tail}_{index}") for index, item in enumerate(said)]
+    """`said`: what the response answers, behind the turn `before`. Calls that were cut off are no
+    history."""
     outputs = [item for item in response["output"] if not _is_cut_call(item)]
-    item_ids = tuple(item["id"] for item in (*inputs, *outputs))
-    turn = Turn(before, orjson.dumps(inputs), orjson.dumps(outputs), item_ids)
+    item_ids = (*said.item_ids, *(item["id"] for item in outputs))
+    turn = Turn(before, said.items, orjson.dumps(outputs), item_ids)
     return StoredResponse(orjson.dumps(response), turn, session_key)
 
 

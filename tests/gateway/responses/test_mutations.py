@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from ninfer.contract.errors import RequestError
 from ninfer.gateway.fields import Fields
-from ninfer.gateway.responses.history import find_history, messages_of, said_items
+from ninfer.gateway.responses.history import find_history, read_conversation
 from ninfer.gateway.responses.request import parse_responses_request
 from ninfer.gateway.responses.sealed_text import seal
 from ninfer.gateway.responses.store import ResponseStore
-from ninfer.gateway.responses.stored_items import stored_response
+from ninfer.gateway.responses.stored_items import stored_input, stored_response
 
 TEXT = {"type": "input_text", "text": "a"}
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
@@ -111,20 +111,20 @@ def changed(changes: list[tuple[tuple[Any, ...], Any]]) -> dict[str, Any]:
 def handle(body: dict[str, Any]) -> None:
     """What a request goes through beside the engine, and being stored and gone on from."""
     store = ResponseStore()
-    first = stored_response(None, [{"role": "user", "content": "q"}], _response("a"), "key")
-    store.put("resp_a", first)
+    said = stored_input("resp_a", [{"role": "user", "content": "q"}])
+    store.put("resp_a", stored_response(None, said, _response("a"), "key"))
     request = parse_responses_request(Fields(body), 300)
     history = find_history(store, request)
-    messages = messages_of(history, request)
+    conversation = read_conversation(history, request)
     orjson.dumps(request.echo)
-    said = said_items(history, request.items)
+    said = stored_input("resp_b", conversation.said)
     store.put("resp_b", stored_response(history.before, said, _response("b"), "key"))
     again = parse_responses_request(
         Fields({"previous_response_id": "resp_b", "tools": body.get("tools")}), 300
     )
-    later = messages_of(find_history(store, again), again)
+    later = read_conversation(find_history(store, again), again)
     num_instructions = 1 if request.instructions else 0
-    assert later == messages[num_instructions:]
+    assert later.messages == conversation.messages[num_instructions:]
 
 
 def assert_handled(body: dict[str, Any]) -> None:
