@@ -97,7 +97,8 @@ async def test_every_field_is_known_to_both_protocols(url: str) -> None:
 
 async def test_the_commands_of_the_guide_work(url: str) -> None:
     commands = re.findall(r"curl [^\n]*8080(/\S+) [^']*'[^']*' -d '([^']*)'", HTTP)
-    assert [path for path, _ in commands] == ["/v1/chat/completions", "/generate"]
+    paths = ["/v1/chat/completions", "/generate", "/v1/completions"]
+    assert [path for path, _ in commands] == paths
     for path, body in commands:
         status, answer = await post(url + path, json.loads(body))
         assert status == 200

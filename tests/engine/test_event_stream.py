@@ -3,10 +3,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ninfer.contract.arrays import Float64Array, IntArray
 from ninfer.contract.errors import InvariantError, Unavailable
 from ninfer.contract.generation import (
     Admitted,
@@ -21,7 +23,7 @@ from ninfer.contract.generation import (
     Timings,
     Usage,
 )
-from ninfer.contract.sampling import GeneratedToken
+from ninfer.contract.sampling import GeneratedToken, PromptScores
 from ninfer.engine.event_stream import EventStream, merge_deltas
 
 
@@ -64,6 +66,23 @@ async def test_unread_output_is_merged_in_order() -> None:
         Usage(3, 3),
     )
     assert terminal is FINISHED
+
+
+async def test_unread_scores_of_the_prompt_keep_their_order() -> None:
+    stream = EventStream()
+    parts = [PromptScores(1 + i, *prompt_scores(1)) for i in range(3)]
+    for part in parts[:2]:
+        stream.push(Progress((), Usage(3), (part,)))
+    stream.push(Progress((OutputDelta("content", "x"),), Usage(3, 1), (parts[2],)))
+    stream.push(FINISHED)
+    merged, _ = await drain(stream)
+    assert isinstance(merged, Progress)
+    assert [part.first for part in merged.prompt_scores] == [1, 2, 3]
+    assert [delta.text for delta in merged.deltas] == ["x"]
+
+
+def prompt_scores(count: int) -> tuple[Float64Array, IntArray, Float64Array]:
+    return np.zeros(count), np.zeros((count, 0), np.int32), np.zeros((count, 0))
 
 
 async def test_waiting_reader_is_woken_by_each_event() -> None:
