@@ -221,6 +221,27 @@ async def test_a_key_is_asked_for_and_kept_in_the_tab_alone(tab: Tab) -> None:
     tab.complaints.clear()
 
 
+async def test_the_status_asks_for_a_key_until_it_has_one_or_is_refused_it(tab: Tab) -> None:
+    options = ServeOptions(host=HOST, port=0, api_key=("secret",))
+    async with running_gateway(limits=PATIENT_LIMITS, options=options) as rig:
+        await tab.open(f"{rig.url}/#status")
+        await tab.until("document.querySelector('#key-dialog').open")
+        await tab.press("Escape")
+        await tab.until("!document.querySelector('#key-dialog').open")
+        assert await tab.text("#status-state") == "The server asks for an API key."
+        await tab.click("[data-view=chat]")
+        await tab.click("[data-view=status]")
+        await tab.until("document.querySelector('#key-dialog').open")
+        await tab.type("wrong")
+        await tab.press("Enter")
+        await tab.until("document.querySelector('#key-text').innerText.includes('did not take')")
+        await tab.type("secret")
+        await tab.press("Enter")
+        await tab.until("document.querySelector('#status-state').innerText.startsWith('Ready')")
+        await tab.until("!document.querySelector('#key-dialog').open")
+    tab.complaints.clear()
+
+
 async def test_leaving_the_key_dialog_leaves_an_error(tab: Tab) -> None:
     options = ServeOptions(host=HOST, port=0, api_key=("secret",))
     async with running_gateway(limits=PATIENT_LIMITS, options=options) as rig:

@@ -3,7 +3,9 @@
 import { ApiError, streamChat } from "./api.js";
 import { applyChunk, settle } from "./answer.js";
 import { copyButtons } from "./copy_button.js";
-import { assistantMessage, Conversation, LEFT_NOTE, toolMessage, userMessage } from "./conversation.js";
+import {
+  assistantMessage, Conversation, LEFT_NOTE, toolMessage, userMessage,
+} from "./conversation.js";
 import { byId, make } from "./dom.js";
 import { MessageView } from "./message_view.js";
 import { startComposer } from "./composer.js";
@@ -199,7 +201,8 @@ export class Chat {
   /** A tool's result is typed in; when all calls have theirs, the model goes on. */
   #resultForm(call) {
     const label = `Result of ${call.name}`;
-    const field = make("textarea", { rows: "1", required: true, "aria-label": label, placeholder: label });
+    const names = { "aria-label": label, placeholder: label };
+    const field = make("textarea", { rows: "1", required: true, ...names });
     const form = make("form", { class: "result" }, field,
       make("button", { type: "submit", class: "small" }, "Give result"));
     form.addEventListener("submit", (event) => {

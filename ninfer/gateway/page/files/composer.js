@@ -29,7 +29,8 @@ export function startComposer(onSend, onStop) {
   });
   stop.addEventListener("click", onStop);
   document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape" && isBusy && !event.isComposing && !document.querySelector("dialog[open]")) {
+    const isOurs = !event.isComposing && !document.querySelector("dialog[open]");
+    if (event.key === "Escape" && isBusy && isOurs) {
       onStop();
     }
   });

@@ -22,5 +22,6 @@ export function bytes(number) {
     value /= 1024;
     unit += 1;
   }
-  return `${value.toLocaleString("en", { maximumFractionDigits: value < 10 && unit > 0 ? 1 : 0 })} ${UNITS[unit]}`;
+  const digits = value < 10 && unit > 0 ? 1 : 0;
+  return `${value.toLocaleString("en", { maximumFractionDigits: digits })} ${UNITS[unit]}`;
 }

@@ -51,7 +51,8 @@ function codeElement({ language, text }) {
   const label = language ? `Code, ${language}` : "Code";
   const pre = make("pre", { tabindex: "0", role: "region", "aria-label": label },
     make("code", {}, text));
-  const head = make("div", { class: "code-head" }, make("span", {}, language), ...copyButtons(text));
+  const name = make("span", {}, language);
+  const head = make("div", { class: "code-head" }, name, ...copyButtons(text));
   return make("div", { class: "code-block" }, head, pre);
 }
 

@@ -6,7 +6,8 @@ const PAIRS = [
   ["**", "strong"], ["__", "strong"], ["~~", "del"], ["*", "em"], ["_", "em"],
 ];
 const URL_TEXT = /https?:\/\/[^\s<>"'`]{1,2000}/y;
-const LINK = /\[([^[\]\n]{1,1000})\]\(<?((?:[^\s()<>]|\([^\s()<>]{0,200}\)){1,2000})>?(?: +"[^"\n]{0,500}")?\)/y;
+const TARGET = /<?((?:[^\s()<>]|\([^\s()<>]{0,200}\)){1,2000})>?(?: +"[^"\n]{0,500}")?/;
+const LINK = new RegExp(`\\[([^[\\]\\n]{1,1000})\\]\\(${TARGET.source}\\)`, "y");
 const ESCAPE = /\\[\\`*_{}[\]()#+\-.!~|<>]/y;
 const SPECIAL = /[\\`*_~[\n]|https?:\/\//g;
 const MAX_DEPTH = 6;
@@ -126,7 +127,8 @@ function pairAt(text, at, depth, missing) {
   for (const [marks, kind] of PAIRS) {
     if (text.startsWith(marks, at) && opens(text, at, marks)) {
       const start = at + marks.length;
-      const end = closing(text, marks, start, missing, (found) => closes(text, found, start, marks));
+      const isRight = (found) => closes(text, found, start, marks);
+      const end = closing(text, marks, start, missing, isRight);
       if (end !== null) {
         const nodes = parseInline(text.slice(start, end), depth + 1);
         return [{ kind, nodes }, end + marks.length];

@@ -10,8 +10,8 @@ export class MessageView {
   constructor(message) {
     this.message = message;
     this.body = make("div", { class: "body" });
-    this.element = make("article", { class: `message ${message.role}`, "aria-label": this.#label() },
-      this.body);
+    const kind = { class: `message ${message.role}`, "aria-label": this.#label() };
+    this.element = make("article", kind, this.body);
     this.update();
   }
 

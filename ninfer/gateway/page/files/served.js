@@ -2,7 +2,9 @@
 
 import { byId, setText } from "./dom.js";
 
-const WORDS = { ok: "ready", loading: "loading", draining: "shutting down", unavailable: "stopped" };
+const WORDS = {
+  ok: "ready", loading: "loading", draining: "shutting down", unavailable: "stopped",
+};
 
 export function showServed({ status, error }) {
   const dot = byId("health");

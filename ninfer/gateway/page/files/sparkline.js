@@ -6,7 +6,10 @@ const HEIGHT = 16;
 
 export function sparkline() {
   const svg = shape("svg", {
-    class: "spark", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true",
+    class: "spark",
+    viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
+    preserveAspectRatio: "none",
+    "aria-hidden": "true",
   });
   const line = shape("polyline", { "vector-effect": "non-scaling-stroke" });
   svg.append(line);

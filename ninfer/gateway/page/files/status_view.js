@@ -5,27 +5,34 @@ import { bytes, count, percent, rate } from "./figures.js";
 import { sparkline } from "./sparkline.js";
 
 const STATES = {
-  ok: "Ready", loading: "Loading the model", draining: "Shutting down", unavailable: "The engine has stopped",
+  ok: "Ready",
+  loading: "Loading the model",
+  draining: "Shutting down",
+  unavailable: "The engine has stopped",
 };
 const METERS = [
   ["lanes", "Lanes", "requests that run"],
   ["queue", "Queue", "requests that wait"],
   ["pages", "KV pages", "in use, the cache's too"],
 ];
+const TIER_HEADS = ["Tier", "Checkpoints", "Tokens", "Bytes", "Hits"];
+const ERROR_HEADS = ["Time", "Path", "Code", "Field", "Request"];
 
 export class StatusView {
   constructor(root, keys) {
     this.keys = keys;
     this.isVisible = false;
+    this.isDeclined = false;
     this.state = make("p", { id: "status-state" });
-    this.meters = Object.fromEntries(METERS.map(([name, title, help]) => [name, meter(name, title, help)]));
+    const meters = METERS.map(([name, ...texts]) => [name, meter(name, ...texts)]);
+    this.meters = Object.fromEntries(meters);
     this.chart = sparkline();
     this.generated = figure("generated", "Tokens written", this.chart.element);
     this.read = figure("read", "Prompt tokens computed");
     this.reused = figure("reused", "Prompt tokens from the cache");
-    this.tiers = table("tiers", "Context cache", ["Tier", "Checkpoints", "Tokens", "Bytes", "Hits"]);
+    this.tiers = table("tiers", "Context cache", TIER_HEADS);
     this.misses = make("p", { class: "help", id: "misses" });
-    this.errors = table("errors", "Last errors", ["Time", "Path", "Code", "Field", "Request"]);
+    this.errors = table("errors", "Last errors", ERROR_HEADS);
     root.append(this.state,
       make("div", { class: "cards" },
         ...Object.values(this.meters).map((item) => item.element),
@@ -35,19 +42,20 @@ export class StatusView {
 
   setVisible(isVisible) {
     this.isVisible = isVisible;
+    this.isDeclined = false;
   }
 
   show({ status, error, rates }) {
-    if (error?.status === 401 && this.isVisible && !this.wasAsked) {
-      this.wasAsked = true;
-      void this.keys.ask();
+    if (error?.status === 401 && this.isVisible && !this.isDeclined) {
+      this.keys.ask().then((isGiven) => {
+        this.isDeclined = !isGiven;
+      });
     }
     setText(this.state, stateText(status, error));
     byId("status-root").classList.toggle("stale", error !== null);
     if (status === null || error !== null) {
       return;
     }
-    this.wasAsked = false;
     this.#showEngine(status.engine);
     this.#showRates(rates);
     this.#showCache(status.cache, status.engine);
@@ -76,19 +84,20 @@ export class StatusView {
       return;
     }
     const reused = cache.cached_tokens_total;
-    this.reused.set(percent(reused, reused + engine.prompt_tokens_total), `${count(reused)} tokens`);
+    const share = percent(reused, reused + engine.prompt_tokens_total);
+    this.reused.set(share, `${count(reused)} tokens`);
     this.tiers.set(Object.entries(cache.tiers).map(([name, tier]) =>
       [name, count(tier.checkpoints), count(tier.tokens), bytes(tier.bytes), count(tier.hits)]));
     const misses = Object.entries(cache.misses).filter(([, number]) => number > 0);
-    const text = misses.map(([reason, number]) => `${reason.replaceAll("_", " ")} ${count(number)}`).join(", ");
-    setText(this.misses, `Not all reused: ${text || "never"}`);
+    const texts = misses.map(([reason, number]) => `${reason} ${count(number)}`);
+    const text = texts.join(", ").replaceAll("_", " ") || "never";
+    setText(this.misses, `Not all reused: ${text}`);
   }
 
   #showErrors({ total, last }) {
     this.errors.setCaption(`Last errors (${count(total)} since the start)`);
-    this.errors.set(last.map((error) => [
-      new Date(error.time).toLocaleTimeString(), error.path, error.code, error.param ?? "", error.request_id,
-    ]));
+    this.errors.set(last.map(({ time, path, code, param, request_id: request }) =>
+      [new Date(time).toLocaleTimeString(), path, code, param ?? "", request]));
   }
 }
 
@@ -105,7 +114,8 @@ function stateText(status, error) {
 function meter(name, title, help) {
   const value = make("p", { class: "value" }, "–");
   const fill = make("div", { class: "fill" });
-  const bar = make("div", { class: "meter", role: "meter", "aria-label": title, "aria-valuemin": "0" }, fill);
+  const bar = make("div", { class: "meter", role: "meter", "aria-label": title }, fill);
+  bar.setAttribute("aria-valuemin", "0");
   const element = make("section", { class: "card", id: `card-${name}` },
     make("h2", {}, title), value, bar, make("p", { class: "help" }, help));
   return {
@@ -123,7 +133,8 @@ function meter(name, title, help) {
 function figure(name, title, ...more) {
   const value = make("p", { class: "value" }, "–");
   const note = make("p", { class: "help" });
-  const element = make("section", { class: "card", id: `card-${name}` }, make("h2", {}, title), value, ...more, note);
+  const element = make("section", { class: "card", id: `card-${name}` },
+    make("h2", {}, title), value, ...more, note);
   return {
     element,
     set(text, help = "") {
@@ -136,10 +147,10 @@ function figure(name, title, ...more) {
 function table(name, title, heads) {
   const caption = make("caption", {}, title);
   const body = make("tbody");
-  const element = make("div", { class: "table", tabindex: "0", role: "region", "aria-label": title, id: `table-${name}` },
-    make("table", {}, caption,
-      make("thead", {}, make("tr", {}, ...heads.map((head) => make("th", { scope: "col" }, head)))),
-      body));
+  const columns = heads.map((head) => make("th", { scope: "col" }, head));
+  const region = { class: "table", tabindex: "0", role: "region", "aria-label": title };
+  const element = make("div", { ...region, id: `table-${name}` },
+    make("table", {}, caption, make("thead", {}, make("tr", {}, ...columns)), body));
   let shown = "";
   return {
     element,
@@ -150,8 +161,12 @@ function table(name, title, heads) {
       const key = JSON.stringify(rows);
       if (key !== shown) {
         shown = key;
-        body.replaceChildren(...rows.map((row) => make("tr", {}, ...row.map((cell) => make("td", {}, cell)))));
+        body.replaceChildren(...rows.map(rowElement));
       }
     },
   };
+}
+
+function rowElement(cells) {
+  return make("tr", {}, ...cells.map((cell) => make("td", {}, cell)));
 }
