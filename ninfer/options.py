@@ -363,6 +363,10 @@ class ServeOptions:
         parse=parse_names, metavar="NAMES", is_list=True,
     )  # fmt: skip
     strict_model: bool = option(False, "answer 404 to requests that name another model")
+    preserve_thinking: bool | None = option(
+        None, "keep the thoughts of earlier turns in prompts; default as the template does",
+        parse=parse_bool,
+    )  # fmt: skip
     reasoning_field: str = option(
         "reasoning_content", "where chat answers have the model's thought",
         choices=("reasoning_content", "reasoning", "both"),

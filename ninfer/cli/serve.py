@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from ipaddress import ip_address
 from typing import Any, Final
 
@@ -98,9 +99,12 @@ async def _serve(
 
             return load_model(source, engine_options, sampling, report, name=name)
 
+    def load_for_serving(progress: LoadProgress) -> LoadedModel:
+        return with_template_options(load_blocking(progress), gateway.options)
+
     return await serve(
         gateway,
-        background_loader(load_blocking, engine_options, sampling),
+        background_loader(load_for_serving, engine_options, sampling),
         on_listening=lambda url: console.report(f"loading {name}; {url} answers /health"),
         on_ready=lambda url: _announce(console, f"serving {name} at {url}"),
     )
@@ -112,6 +116,14 @@ def _announce(console: Console, text: str) -> None:
         console.write(f"{text}\n")
     except (OutputError, ReaderGone):
         console.report(text)
+
+
+def with_template_options(model: LoadedModel, options: ServeOptions) -> LoadedModel:
+    """The model with what the options say of its template, where requests do not."""
+    if options.preserve_thinking is None:
+        return model
+    defaults = {"preserve_thinking": options.preserve_thinking}
+    return replace(model, frontend=model.frontend.with_template_defaults(defaults))
 
 
 def background_loader(

@@ -6,6 +6,7 @@ import copy
 import math
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -82,6 +83,7 @@ class ModelFrontend:
             JsonCallFormat() if self._renderer is None else self._renderer.call_format,
         )
         self._max_context: int | None = None
+        self._template_defaults: Mapping[str, Any] = {}
         self._work = HostWork()
 
     def for_context(self, max_context: int | None) -> ModelFrontend:
@@ -90,6 +92,12 @@ class ModelFrontend:
         frontend = copy.copy(self)
         frontend._prompts = self._prompts.for_context(max_context)
         frontend._max_context = max_context
+        return frontend
+
+    def with_template_defaults(self, template_kwargs: Mapping[str, Any]) -> ModelFrontend:
+        """The same frontend, but these template variables are set where a prompt does not."""
+        frontend = copy.copy(self)
+        frontend._template_defaults = {**self._template_defaults, **template_kwargs}
         return frontend
 
     @property
@@ -107,11 +115,17 @@ class ModelFrontend:
     async def prepare_chat(self, chat: ChatPrompt) -> PreparedPrompt:
         """Render and tokenise. Raises RequestError: invalid_template, invalid_prompt,
         unsupported_value (media), tokenizer_unavailable, context_length_exceeded."""
+        chat = self._with_defaults(chat)
         return await self._work.run(partial(self._prompts.from_chat, chat), _num_characters(chat))
 
     async def render_chat(self, chat: ChatPrompt) -> str:
         """The text `prepare_chat` tokenises; control marks in it need not be control tokens."""
+        chat = self._with_defaults(chat)
         return await self._work.run(partial(self._prompts.render, chat), _num_characters(chat))
+
+    def _with_defaults(self, chat: ChatPrompt) -> ChatPrompt:
+        kwargs = {**self._template_defaults, **chat.template_kwargs}
+        return replace(chat, template_kwargs=kwargs) if self._template_defaults else chat
 
     async def prepare_text(
         self, text: str, param: str = "prompt", *, parses_special: bool = True

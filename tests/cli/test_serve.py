@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 
 from ninfer.cli.loading import LoadedModel, LoadProgress, embedded_model_path, load_model
-from ninfer.cli.serve import background_loader, is_loopback
+from ninfer.cli.serve import background_loader, is_loopback, with_template_options
 from ninfer.contract.errors import InvariantError
 from ninfer.contract.program import SequenceSpec
 from ninfer.contract.sampling import SamplingParams
 from ninfer.convert.source import open_model
-from ninfer.options import EngineOptions, SamplingOptions
+from ninfer.options import EngineOptions, SamplingOptions, ServeOptions
 from tests.helpers.command import PATIENCE_S, argv_of, clean_environ, ninfer, start_ninfer
+from tests.helpers.demo_frontend import chat, demo_frontend, turn
 
 
 @pytest.fixture
@@ -214,3 +215,21 @@ def test_bodies_are_not_logged_without_a_log() -> None:
 )  # fmt: skip
 def test_who_reaches_an_address(host: str, is_own: bool) -> None:
     assert is_loopback(host) is is_own
+
+
+@pytest.mark.parametrize(
+    ("flag", "request_value", "seen"),
+    [(None, None, ""), (True, None, "True"), (False, None, "False"), (True, False, "False")],
+)
+async def test_thoughts_are_kept_as_the_option_says_and_the_request_decides(
+    flag: bool | None, request_value: bool | None, seen: str
+) -> None:
+    template = "{% for turn in messages %}{{ turn.content }}{% endfor %}:{{ preserve_thinking }}"
+    nothing: Any = None
+    model = LoadedModel(
+        nothing, demo_frontend(chat_template=template), nothing, nothing, nothing, "cpu"
+    )
+    served = with_template_options(model, ServeOptions(preserve_thinking=flag))
+    kwargs = {} if request_value is None else {"preserve_thinking": request_value}
+    prompt = chat(turn("user", "Hi"), template_kwargs=kwargs)
+    assert await served.frontend.render_chat(prompt) == f"Hi:{seen}"

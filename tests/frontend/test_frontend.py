@@ -307,6 +307,15 @@ class TestPrompts:
             alone = await FRONTEND.prepare_chat(prompt)
             assert prepared.token_ids.tolist() == alone.token_ids.tolist()
 
+    async def test_template_variables_of_the_server_and_of_the_request(self) -> None:
+        frontend = FRONTEND.with_template_defaults({"enable_thinking": True})
+        for kwargs, opens in (({}, True), ({"enable_thinking": False}, False)):
+            prompt = chat(turn("user", "Hi."), template_kwargs=kwargs)
+            assert (await frontend.prepare_chat(prompt)).opens_in_reasoning is opens
+            text = await frontend.render_chat(prompt)
+            assert text.endswith("<think>\n") is opens
+        assert not (await FRONTEND.prepare_chat(chat(turn("user", "Hi.")))).opens_in_reasoning
+
 
 class TestModelFiles:
     async def test_model_without_files_takes_ids(self) -> None:
