@@ -12,7 +12,7 @@ import pytest
 
 from ninfer.contract.generation import Finish, FinishReason, OutputDelta
 from ninfer.options import ServeOptions
-from tests.helpers.anthropic_rig import call, plays, text, think
+from tests.helpers.answer_scripts import call, plays, text, think
 from tests.helpers.fake_engine import AT_STOP_TOKEN
 from tests.helpers.gateway_rig import HOST, PATIENT_LIMITS, Rig, running_gateway
 

@@ -33,7 +33,8 @@ from ninfer.gateway.anthropic.answer import (
 )
 from ninfer.gateway.anthropic.signature import signature_of, thought_in
 from ninfer.gateway.choices import LiveEvent
-from tests.helpers.anthropic_rig import accumulate, call, events_of, text, think
+from tests.helpers.answer_scripts import call, events_of, text, think
+from tests.helpers.anthropic_rig import accumulate
 from tests.helpers.fake_engine import AT_STOP_TOKEN, TIMINGS
 
 USAGE = Usage(20, 9, 4, CacheUse(16))

@@ -21,7 +21,7 @@ from anthropic.types import (
 from ninfer.contract.errors import NonFiniteLogits, Unavailable
 from ninfer.contract.generation import Event, Finish, FinishReason, GenerationRequest
 from ninfer.gateway.limits import GatewayLimits
-from tests.helpers.anthropic_rig import call, plays, text, think
+from tests.helpers.answer_scripts import call, plays, text, think
 from tests.helpers.fake_engine import CARD, fail, hold
 from tests.helpers.gateway_rig import Rig, running_gateway, until
 

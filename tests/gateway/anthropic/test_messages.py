@@ -15,15 +15,8 @@ from ninfer.contract.generation import Finish, FinishReason
 from ninfer.gateway.limits import GatewayLimits
 from ninfer.options import ServeOptions
 from tests.gateway.test_hostile_requests import mutated
-from tests.helpers.anthropic_rig import (
-    accumulate,
-    call,
-    error_of,
-    events_of,
-    plays,
-    text,
-    think,
-)
+from tests.helpers.answer_scripts import call, events_of, plays, text, think
+from tests.helpers.anthropic_rig import accumulate, error_of
 from tests.helpers.fake_engine import bad_prompt, fail, hold
 from tests.helpers.gateway_rig import HOST, PATIENCE_S, Answer, Rig, running_gateway, until
 

@@ -43,7 +43,7 @@ from ninfer.gateway.responses.output_recorder import OutputRecorder, OutputView
 from ninfer.gateway.responses.sealed_text import unseal
 from ninfer.gateway.responses.tools import DeclaredTool, ToolSet
 from ninfer.gateway.tool_fields import FunctionTool
-from tests.helpers.anthropic_rig import call, events_of, text, think
+from tests.helpers.answer_scripts import call, events_of, text, think
 from tests.helpers.fake_engine import TIMINGS
 from tests.helpers.responses_rig import StreamReader, accumulate, without_ids
 

@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from ninfer.contract.errors import NonFiniteLogits, Unavailable
 from ninfer.contract.generation import Finish, FinishReason
 from ninfer.gateway.limits import GatewayLimits
-from tests.helpers.anthropic_rig import call, plays, text, think
+from tests.helpers.answer_scripts import call, plays, text, think
 from tests.helpers.fake_engine import fail, hold, say
 from tests.helpers.gateway_rig import Rig, running_gateway, until
 

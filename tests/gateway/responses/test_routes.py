@@ -12,7 +12,7 @@ from ninfer.contract.chat import ChatMessage, TextPart, ToolCall
 from ninfer.contract.errors import NonFiniteLogits, Unavailable
 from ninfer.contract.generation import Finish, FinishReason
 from ninfer.gateway.limits import GatewayLimits
-from tests.helpers.anthropic_rig import call, events_of, plays, text, think
+from tests.helpers.answer_scripts import call, events_of, plays, text, think
 from tests.helpers.compression import zstd_compress
 from tests.helpers.fake_engine import CARD, bad_prompt, fail, hold, say
 from tests.helpers.gateway_rig import PATIENCE_S, Answer, Rig, running_gateway, until
