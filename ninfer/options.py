@@ -442,6 +442,13 @@ class ChatOptions:
         None, "let the model think before it answers; default as its template does",
         parse=parse_bool,
     )  # fmt: skip
+    tools: str | None = option(
+        None,
+        'JSON file with OpenAI tools that the model may call, a list or {"tools": [...]} with a'
+        " tool_choice; its calls are shown, not carried out; default none",
+        parse=parse_name,
+        metavar="FILE",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

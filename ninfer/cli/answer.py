@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TypeAlias
 
+from ninfer.cli.call_text import CallTexts
+from ninfer.contract.chat import ToolCall
 from ninfer.contract.errors import InvariantError
 from ninfer.contract.generation import (
     Admitted,
@@ -37,6 +39,7 @@ class Answer:
     finish: Finish
     usage: Usage
     timings: Timings
+    calls: tuple[ToolCall, ...] = ()
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -84,15 +87,18 @@ async def stream_answer(
     write: TextWriter,
     stop: StopSwitch | None = None,
 ) -> Answer:
-    """Run `request`, hand text to `write` as it becomes final.
+    """Run `request`, hand text to `write` as it becomes final, a call as `name(arguments)`.
 
     Raises what `submit` raises, and the error of a request that failed.
     """
     said: dict[Channel, list[str]] = {"reasoning": [], "content": []}
+    calls = CallTexts()
 
     def publish(deltas: tuple[OutputDelta, ...]) -> None:
         for delta in deltas:
-            if delta.text:
+            if delta.channel == "call":
+                write("call", calls.add(delta))
+            elif delta.text:
                 said[delta.channel].append(delta.text)
                 write(delta.channel, delta.text)
 
@@ -108,7 +114,9 @@ async def stream_answer(
                 case Finished():
                     publish(event.deltas)
                     text, reasoning = "".join(said["content"]), "".join(said["reasoning"])
-                    return Answer(text, reasoning, event.finish, event.usage, event.timings)
+                    return Answer(
+                        text, reasoning, event.finish, event.usage, event.timings, calls.complete()
+                    )
                 case Failed(error=error):
                     raise error
     raise InvariantError(f"request {request.request_id} ended without a last event")

@@ -17,6 +17,8 @@ class AnswerPrinter:
     def write(self, channel: Channel, text: str) -> None:
         if channel != self._channel:
             self._open(channel)
+        if not text:
+            return
         if channel == "reasoning":
             self._console.write_secondary(text)
         else:
@@ -37,6 +39,8 @@ class AnswerPrinter:
         if self._channel == "reasoning":
             self._console.write_secondary("\n" if self._ends_in_newline else "\n\n")
             self._ends_in_newline = True
+        elif channel == "call" and not self._ends_in_newline:
+            self._console.write("\n")
         elif channel == "reasoning" and not self._console.dims_secondary:
             self._console.write_secondary("thinking: ")
         self._channel = channel

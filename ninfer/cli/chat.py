@@ -11,11 +11,14 @@ from ninfer import __version__
 from ninfer.cli.console import Console
 from ninfer.cli.conversation import Conversation
 from ninfer.cli.exit_codes import ExitCode
+from ninfer.cli.input_files import read_json
 from ninfer.cli.loading import LoadedModel, load_with_progress, running_engine
+from ninfer.cli.message_json import read_tools
 from ninfer.cli.parser import Invocation
 from ninfer.cli.repl import Repl
 from ninfer.cli.turn_reader import PipeReader, TurnReader
 from ninfer.contract.errors import RequestError
+from ninfer.gateway.tool_fields import ChatTools
 from ninfer.options import ChatOptions, EngineOptions, SamplingOptions
 
 
@@ -23,19 +26,23 @@ def run(invocation: Invocation, console: Console) -> ExitCode:
     chat_options = invocation.read(ChatOptions)
     engine_options = invocation.read(EngineOptions)
     sampling = invocation.read(SamplingOptions)
+    tools = ChatTools()
+    if chat_options.tools is not None:
+        tools = read_tools(read_json("--tools", chat_options.tools))
     model = load_with_progress(invocation.model_path, engine_options, sampling, console)
-    return asyncio.run(_chat(model, engine_options, chat_options, sampling, console))
+    return asyncio.run(_chat(model, engine_options, chat_options, tools, sampling, console))
 
 
 async def _chat(
     model: LoadedModel,
     engine_options: EngineOptions,
     chat: ChatOptions,
+    tools: ChatTools,
     sampling: SamplingOptions,
     console: Console,
 ) -> ExitCode:
     _require_chat(model)
-    conversation = Conversation(system=chat.system, think=chat.think)
+    conversation = Conversation(system=chat.system, think=chat.think, tools=tools)
     async with running_engine(model, engine_options) as engine:
         repl = Repl(
             engine,

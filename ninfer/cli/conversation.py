@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from ninfer.cli.answer import Answer
-from ninfer.contract.chat import ChatMessage, ChatPrompt, GenerationParams, Role, TextPart
+from ninfer.contract.chat import (
+    ChatMessage,
+    ChatPrompt,
+    GenerationParams,
+    Role,
+    TextPart,
+    ToolCall,
+)
 from ninfer.contract.errors import OptionError
+from ninfer.gateway.tool_fields import ChatTools
 from ninfer.options import SamplingOptions, parse_value, specs_of
 
 SETTINGS: Final = tuple(specs_of(SamplingOptions))
@@ -28,33 +36,52 @@ class Conversation:
     messages   finished turns, without the system message
     think      None leaves it to the template
     settings   sampling values that were set by name; what is missing has the model's default
+    tools      what the model may call
     """
 
     system: str | None = None
     think: bool | None = None
     messages: list[ChatMessage] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
+    tools: ChatTools = field(default_factory=ChatTools)
 
     def all_messages(self) -> tuple[ChatMessage, ...]:
         head = (text_message("system", self.system),) if self.system else ()
         return (*head, *self.messages)
 
-    def prompt_for(self, user_text: str) -> ChatPrompt:
-        """The prompt of one more user turn; the conversation itself stays as it is."""
+    @property
+    def open_calls(self) -> tuple[ToolCall, ...]:
+        """Calls of the last answer whose results are still to come, in their order."""
+        for num_results, message in enumerate(reversed(self.messages)):
+            if message.role != "tool":
+                return message.tool_calls[num_results:]
+        return ()
+
+    def next_message(self, text: str) -> ChatMessage:
+        """What a line says: the result of the first open call, or a user's turn."""
+        calls = self.open_calls
+        if not calls:
+            return text_message("user", text)
+        return replace(text_message("tool", text), tool_call_id=calls[0].call_id)
+
+    def prompt_for(self, text: str) -> ChatPrompt:
+        """The prompt of one more message; the conversation itself stays as it is."""
         return ChatPrompt(
-            messages=(*self.all_messages(), text_message("user", user_text)),
+            messages=(*self.all_messages(), self.next_message(text)),
+            tools=self.tools.objects,
             template_kwargs=template_kwargs_of(self.think),
         )
 
     def params(self) -> GenerationParams:
-        return GenerationParams(**self.settings)
+        return GenerationParams(**self.settings, tools=self.tools.rules)
 
-    def add_turn(self, user_text: str, answer: Answer) -> None:
+    def add_turn(self, text: str, answer: Answer) -> None:
         """Keep a turn with whatever was said; an answer that never began leaves no trace."""
-        if not answer.text and not answer.reasoning:
+        if not answer.text and not answer.reasoning and not answer.calls:
             return
-        self.messages.append(text_message("user", user_text))
-        self.messages.append(text_message("assistant", answer.text, answer.reasoning or None))
+        self.messages.append(self.next_message(text))
+        said = text_message("assistant", answer.text, answer.reasoning or None)
+        self.messages.append(replace(said, tool_calls=answer.calls))
 
     def set(self, name: str, text: str) -> None:
         """Set a sampling option from text; `default` unsets it. Raises OptionError."""

@@ -1,4 +1,4 @@
-"""OpenAI messages as JSON <-> ChatMessage, for `run --messages` and for saved conversations.
+"""OpenAI messages as JSON <-> ChatMessage, for `run --messages` and for saved conversations; tools.
 
 What is read follows the HTTP API, so that a request's messages can be replayed from a file.
 """
@@ -11,11 +11,19 @@ from typing import Any
 from ninfer.contract.chat import ChatMessage, ToolCall
 from ninfer.gateway.chat_messages import Conversation, parse_messages
 from ninfer.gateway.fields import Fields
+from ninfer.gateway.tool_fields import ChatTools, parse_chat_tools
 
 
 def read_messages(raw: object) -> Conversation:
     """A list of messages, at least one. Raises RequestError with the path of the bad field."""
     return parse_messages(Fields({"messages": raw}))
+
+
+def read_tools(raw: object) -> ChatTools:
+    """A list of tools, or an object with `tools` and maybe a `tool_choice`, as in a request. Raises
+    RequestError with the path of the bad field."""
+    fields = raw if isinstance(raw, dict) else {"tools": raw}
+    return parse_chat_tools(Fields(fields))
 
 
 def dump_message(message: ChatMessage) -> dict[str, Any]:

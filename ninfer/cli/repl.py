@@ -87,11 +87,17 @@ class Repl:
         values = {name: str(getattr(request.sampling, name, None)) for name in SETTINGS}
         seed = self._sampling.seed if params.seed is None else params.seed
         values["seed"] = "a new one for every answer" if seed is None else str(seed)
+        budget = params.thinking_budget or self._sampling.thinking_budget
+        values["thinking_budget"] = "no limit" if budget is None else str(budget)
         is_bounded = request.max_tokens < self._engine.max_context
         values["max_tokens"] = str(request.max_tokens) if is_bounded else "the rest of the context"
         return values
 
     async def _take_turn(self, text: str, stop: StopSwitch) -> None:
+        if len(self._conversation.open_calls) > 1:
+            self._conversation.messages.append(self._conversation.next_message(text))
+            self._ask_for_result()
+            return
         try:
             answer = await self._answer(text, stop)
         except RequestError as error:
@@ -111,11 +117,18 @@ class Repl:
     def _conclude(self, answer: Answer) -> None:
         if self._console.is_interactive:
             self._console.notice(report_of(answer))
-        elif not answer.text:
+        elif not answer.text and not answer.calls:
             # Whoever counts lines gets one for each turn.
             self._console.write("\n")
         if answer.finish.reason is FinishReason.CONTEXT_CAPACITY:
             self._console.notice("the context is full; /reset starts over")
+        self._ask_for_result()
+
+    def _ask_for_result(self) -> None:
+        calls = self._conversation.open_calls
+        if calls and self._console.is_interactive:
+            name = calls[0].name
+            self._console.notice(f"the next line is the result of {name}; /reset starts over")
 
     async def _answer(self, text: str, stop: StopSwitch) -> Answer:
         printer = AnswerPrinter(self._console)

@@ -15,12 +15,14 @@ from ninfer.cli.conversation import template_kwargs_of, text_message
 from ninfer.cli.exit_codes import ExitCode
 from ninfer.cli.input_files import STDIN, read_json, read_prompt
 from ninfer.cli.loading import LoadedModel, load_with_progress, running_engine
-from ninfer.cli.message_json import read_messages
+from ninfer.cli.message_json import read_messages, read_tools
 from ninfer.cli.parser import Invocation
-from ninfer.contract.chat import ChatPrompt, GenerationParams
+from ninfer.contract.chat import ChatPrompt, GenerationParams, ToolRules
 from ninfer.contract.errors import OptionError
 from ninfer.contract.generation import Channel, GenerationEngine, Usage
+from ninfer.frontend.conversation import parse_arguments
 from ninfer.gateway.chat_messages import Conversation
+from ninfer.gateway.tool_fields import ChatTools
 from ninfer.options import ChatOptions, EngineOptions, RunOptions, SamplingOptions
 
 
@@ -29,11 +31,11 @@ def run(invocation: Invocation, console: Console) -> ExitCode:
     chat_options = invocation.read(ChatOptions)
     engine_options = invocation.read(EngineOptions)
     sampling = invocation.read(SamplingOptions)
-    prompt = _read_prompt(run_options, chat_options)
+    prompt, rules = _read_prompt(run_options, chat_options)
     model = load_with_progress(invocation.model_path, engine_options, sampling, console)
     # Here stdout holds the answer and nothing else, whoever looks at it.
     plain = replace(console, is_interactive=False)
-    return asyncio.run(_answer(model, engine_options, run_options, prompt, plain))
+    return asyncio.run(_answer(model, engine_options, run_options, prompt, rules, plain))
 
 
 async def _answer(
@@ -41,14 +43,14 @@ async def _answer(
     engine_options: EngineOptions,
     options: RunOptions,
     prompt: str | ChatPrompt,
+    rules: ToolRules | None,
     console: Console,
 ) -> ExitCode:
     async with running_engine(model, engine_options) as engine:
         printer = AnswerPrinter(console)
         try:
-            answer = await _generate(
-                model, engine, options, prompt, _ignore_text if options.json else printer.write
-            )
+            write = _ignore_text if options.json else printer.write
+            answer = await _generate(model, engine, options, prompt, rules, write)
         finally:
             printer.finish()
     if options.json:
@@ -63,13 +65,16 @@ async def _generate(
     engine: GenerationEngine,
     options: RunOptions,
     prompt: str | ChatPrompt,
+    rules: ToolRules | None,
     write: TextWriter,
 ) -> Answer:
     if isinstance(prompt, str):
         prepared = await model.frontend.prepare_text(prompt)
     else:
         prepared = await model.frontend.prepare_chat(prompt)
-    params = GenerationParams(split_reasoning=not options.raw, timeout_s=options.timeout)
+    params = GenerationParams(
+        split_reasoning=not options.raw, timeout_s=options.timeout, tools=rules
+    )
     request = model.frontend.build_request("run-1", prepared, params, now=engine.now())
     return await stream_answer(engine, request, write)
 
@@ -78,21 +83,30 @@ def _ignore_text(_channel: Channel, _text: str) -> None:
     """--json prints the answer as a whole."""
 
 
-def _read_prompt(options: RunOptions, chat: ChatOptions) -> str | ChatPrompt:
-    """Raw text with --raw, else the conversation to answer."""
+def _read_prompt(
+    options: RunOptions, chat: ChatOptions
+) -> tuple[str | ChatPrompt, ToolRules | None]:
+    """Raw text with --raw, else the conversation to answer, and which calls the answer may have."""
     if options.raw:
-        return _prompt_text(options)
+        if chat.tools is not None:
+            raise OptionError("--tools", "they are told by the chat template, which --raw omits")
+        return _prompt_text(options), None
+    tools = ChatTools()
     if options.messages is None:
         turns = Conversation((text_message("user", _prompt_text(options)),), is_prefill=False)
     else:
-        turns = _read_conversation(options.messages)
+        turns, tools = _read_conversation(options.messages)
+    if chat.tools is not None:
+        tools = read_tools(read_json("--tools", chat.tools))
     head = (text_message("system", chat.system),) if chat.system else ()
-    return ChatPrompt(
+    prompt = ChatPrompt(
         messages=(*head, *turns.messages),
+        tools=tools.objects,
         template_kwargs=template_kwargs_of(chat.think),
         add_generation_prompt=not turns.is_prefill,
         continue_final_message=turns.is_prefill,
     )
+    return prompt, tools.rules
 
 
 def _prompt_text(options: RunOptions) -> str:
@@ -113,9 +127,12 @@ def _given_text(options: RunOptions) -> str:
     return read_prompt("--prompt", sys.stdin).removesuffix("\n")
 
 
-def _read_conversation(name: str) -> Conversation:
+def _read_conversation(name: str) -> tuple[Conversation, ChatTools]:
+    """The messages of a file, and the tools of one that is a whole request."""
     raw = read_json("--messages", name)
-    return read_messages(raw.get("messages") if isinstance(raw, dict) else raw)
+    if not isinstance(raw, dict):
+        return read_messages(raw), ChatTools()
+    return read_messages(raw.get("messages")), read_tools(raw)
 
 
 def _usage_object(usage: Usage) -> dict[str, Any]:
@@ -132,6 +149,10 @@ def _as_json(model: LoadedModel, answer: Answer) -> dict[str, Any]:
         "model": model.card.name,
         "text": answer.text,
         "reasoning": answer.reasoning,
+        "tool_calls": [
+            {"name": call.name, "arguments": parse_arguments(call.arguments)}
+            for call in answer.calls
+        ],
         "finish_reason": answer.finish.reason.value,
         "matched": answer.finish.matched,
         "usage": _usage_object(answer.usage),

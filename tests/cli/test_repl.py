@@ -218,6 +218,7 @@ async def test_set_alone_lists_the_values_in_force() -> None:
         "frequency_penalty": "0.0 (default)",
         "repetition_penalty": "1.0 (default)",
         "seed": "4 (default)",
+        "thinking_budget": "no limit (default)",
         "max_tokens": "5",
     }
     unset = in_pipe()

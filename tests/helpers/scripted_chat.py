@@ -14,6 +14,7 @@ from ninfer.contract.chat import ChatPrompt, GenerationParams
 from ninfer.contract.errors import NInferError
 from ninfer.contract.generation import (
     Admitted,
+    CallMark,
     Channel,
     EngineHealth,
     EngineStatus,
@@ -34,9 +35,11 @@ from ninfer.contract.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One answer: pieces, then an end. `waits`: after the pieces only a cancel ends it."""
+    """One answer: pieces, then calls (name, arguments), then an end. `waits`: after the pieces only
+    a cancel ends it."""
 
     pieces: tuple[tuple[Channel, str], ...] = ()
+    calls: tuple[tuple[str, str], ...] = ()
     finish: FinishReason = FinishReason.STOP_TOKEN
     error: NInferError | None = None
     refusal: NInferError | None = None
@@ -64,6 +67,10 @@ class ScriptedHandle:
             if self._cancelled.is_set():
                 break
             yield Progress((OutputDelta(channel, text),), Usage(5, count))
+        for index, (name, arguments) in enumerate(self._script.calls):
+            for text, begins in ((arguments[:1], True), (arguments[1:], False)):
+                mark = CallMark(index, name, begins=begins, ends=not begins)
+                yield Progress((OutputDelta("call", text, call=mark),), Usage(5, 1))
         if self._script.waits:
             await self._cancelled.wait()
         yield self._last_event()
