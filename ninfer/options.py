@@ -413,6 +413,9 @@ class ServeOptions:
         120.0, "seconds after SIGTERM in which running requests may finish",
         parse=parse_float(0.0, 86_400.0), metavar="S",
     )  # fmt: skip
+    exit_on_failure: bool = option(
+        True, "end the server when its engine has died; off: it stays, and /health says so"
+    )
     request_log: str | None = option(
         None,
         "file to which a line of JSON is added for every request: tokens, times, what came from"

@@ -27,12 +27,13 @@ from ninfer.gateway.cache_fields import SESSION_HEADER
 from ninfer.gateway.connection import Connection
 from ninfer.gateway.counters import GatewayCounters
 from ninfer.gateway.errors import describe_error, family_of, is_expected
+from ninfer.gateway.exchange_log import ExchangeLog
 from ninfer.gateway.fields import Fields
 from ninfer.gateway.lifecycle import Lifecycle
 from ninfer.gateway.limits import GatewayLimits
 from ninfer.gateway.media.desk import MediaDesk, with_media
 from ninfer.gateway.media.references import MediaReference, no_vision
-from ninfer.gateway.request_end import RequestEnd, now_text
+from ninfer.gateway.request_end import RequestEnd
 from ninfer.gateway.request_ids import exchange_id
 from ninfer.gateway.request_log import RequestLog
 from ninfer.gateway.running import RunningRequests
@@ -77,13 +78,13 @@ class Exchange:
         self.options = options
         self.limits = limits
         self.counters = counters
-        self._log = log
         self._running = running
         self._media = media
         self._task: asyncio.Task[Any] | None = None
         self._is_aborted = False
         self.request_id = exchange_id(request.headers.get("X-Request-Id"))
-        self.trace = parse_trace(request.headers.get("traceparent"))
+        trace = parse_trace(request.headers.get("traceparent"))
+        self._log = ExchangeLog(log, self.request_id, path, trace, logs_bodies=options.log_prompts)
         self._headers: Mapping[str, str] = {**answer_headers(self.request_id), **headers}
         self.is_abandoned = False
         """The rest of the request body is not worth waiting for."""
@@ -116,8 +117,7 @@ class Exchange:
 
     def note_end(self, end: RequestEnd) -> None:
         """Note in the request log how one of the engine's requests ended."""
-        if self._log is not None:
-            self._log.write({**self._log_head(), **end.as_json()})
+        self._log.note_end(end)
 
     def note_begin(self, request_ids: Sequence[str]) -> None:
         """The engine is given requests of these names; an abort may use them, and the name of the
@@ -173,9 +173,10 @@ class Exchange:
             connection.need_client()
         self._task = asyncio.current_task()
         self._name((self.request_id,))
+        self._log.note_read()
 
         def note_and_parse(fields: Fields) -> tuple[T, tuple[str, ...]]:
-            self._log_body(fields)
+            self._log.note_body(fields.values)
             return parse(fields), _own_names(fields)
 
         body = await read_json_body(self.request, self.limits, note_and_parse)
@@ -207,6 +208,7 @@ class Exchange:
         """The JSON answer for an exception, in the shape of the path's family; what is not the
         client's fault is logged."""
         self._report(error)
+        self._log.note_error(error)
         answer = describe_error(error, family_of(self.path), self.request_id)
         response = self.json(answer.body, answer.status, answer.headers)
         if isinstance(error, NInferError) and error.code in _CLOSING_CODES:
@@ -247,20 +249,6 @@ class Exchange:
             if transport is not None:
                 transport.abort()
             raise ConnectionError("the client did not take the answer") from None
-
-    def _log_head(self) -> dict[str, str | None]:
-        """What the lines of one exchange have in common."""
-        return {
-            "exchange_id": self.request_id,
-            "trace_id": self.trace.trace_id,
-            "parent_span_id": self.trace.parent_id,
-            "path": self.path,
-        }
-
-    def _log_body(self, fields: Fields) -> None:
-        """May run in a thread."""
-        if self._log is not None and self.options.log_prompts:
-            self._log.write({**self._log_head(), "time": now_text(), "body": fields.values})
 
     def _report(self, error: Exception) -> None:
         """Log without the texts of foreign exceptions: they may quote the prompt."""

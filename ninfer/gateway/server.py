@@ -144,7 +144,11 @@ async def _watch_engine(gateway: Gateway, stop: StopRequest) -> None:
     """
     while not stop.drain.is_set():
         model = gateway.lifecycle.model
-        if model is not None and model.engine.status().has_ended:
+        has_died = model is not None and model.engine.status().has_ended
+        if has_died and not gateway.options.exit_on_failure:
+            await stop.drain.wait()
+            return
+        if model is not None and has_died:
             await _first_of(stop.drain, gateway.limits.failure_linger_s)
             text = model.engine.status().error or "the engine stopped"
             raise Unavailable("engine_unavailable", text)

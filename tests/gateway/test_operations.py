@@ -11,6 +11,7 @@ import orjson
 import pytest
 
 import ninfer
+from ninfer.contract.errors import Unavailable
 from ninfer.contract.generation import EngineHealth
 from ninfer.gateway.lifecycle import ServedModel
 from ninfer.gateway.request_log import RequestLog
@@ -182,6 +183,26 @@ async def test_bodies_are_logged_on_demand_only(tmp_path: Path) -> None:
     assert body["body"]["cut"] == "\ufffd"
     assert body["exchange_id"] == end["exchange_id"] == "mine"
     assert body["trace_id"] == end["trace_id"]
+
+
+async def test_what_was_refused_is_logged_too(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = await asyncio.to_thread(lambda: RequestLog(str(path)).__enter__())
+    async with running_gateway(log=log) as rig:
+        await rig.get("/v1/models")
+        await rig.get("/nothing")
+        await rig.post_bytes("/generate", b"{")
+        await rig.chat(temperature=9)
+        rig.engine.refusal = Unavailable("server_overloaded", "The queue is full.", 2)
+        await rig.chat(stream=True)
+    await asyncio.to_thread(log.__exit__)
+    lines = await asyncio.to_thread(lines_of, path)
+    assert [(line["finish"], line["error"], line["param"]) for line in lines] == [
+        ("refused", "invalid_json", None),
+        ("refused", "invalid_value", "temperature"),
+        ("refused", "server_overloaded", None),
+    ]
+    assert all(len(line["trace_id"]) == 32 for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,16 @@ class Life:
             yield Rig(self.gateway, self.engine, FakeFrontend(), url, session, port)
 
 
-def new_life(drain_grace: float = 0.0, drain_timeout: float = 5.0) -> Life:
-    options = ServeOptions(host=HOST, port=0, drain_grace=drain_grace, drain_timeout=drain_timeout)
+def new_life(
+    drain_grace: float = 0.0, drain_timeout: float = 5.0, *, exit_on_failure: bool = True
+) -> Life:
+    options = ServeOptions(
+        host=HOST,
+        port=0,
+        drain_grace=drain_grace,
+        drain_timeout=drain_timeout,
+        exit_on_failure=exit_on_failure,
+    )
     gateway = Gateway(options, CARD, limits=GatewayLimits(failure_linger_s=0.1))
     return Life(FakeEngine(), gateway)
 
@@ -229,3 +237,17 @@ async def test_a_stuck_engine_is_reported_and_may_go_on() -> None:
         assert (await rig.chat()).status == 200
     life.stop.drain.set()
     assert await serving
+
+
+async def test_a_server_may_outlive_its_engine() -> None:
+    life = new_life(exit_on_failure=False)
+    life.loaded.set()
+    serving = asyncio.create_task(life.run())
+    async with life.client() as rig:
+        await until(lambda: bool(life.ready))
+        life.engine.health = EngineHealth.UNAVAILABLE
+        await asyncio.sleep(0.3)
+        assert (await rig.get("/health")).json() == {"status": "unavailable"}
+        assert (await rig.chat()).error["code"] == "engine_unavailable"
+    life.stop.drain.set()
+    await asyncio.wait_for(serving, 30)
