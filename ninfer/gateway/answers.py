@@ -8,9 +8,10 @@ A protocol brings a builder and a writer; nothing else of it is known here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar
 
 from aiohttp import web
 
@@ -18,7 +19,12 @@ from ninfer.contract.errors import InvariantError
 from ninfer.contract.generation import Finish, Finished, Progress, Timings, Usage
 from ninfer.gateway.choices import Choices, LiveEvent
 from ninfer.gateway.exchange import Exchange
+from ninfer.gateway.off_loop import off_the_loop
 from ninfer.gateway.sse import StreamStyle
+
+T = TypeVar("T")
+_MANY_SCORES: Final = 1024
+"""Writing so many down takes some 10 ms."""
 
 
 class AnswerBuilder(Protocol):
@@ -47,7 +53,7 @@ async def collect_answer(
     exchange: Exchange, builder: AnswerBuilder, choices: Choices
 ) -> web.StreamResponse:
     async for index, event in choices:
-        builder.add(index, event)
+        await pass_event(partial(builder.add, index), event)
     return exchange.json(builder.answer())
 
 
@@ -60,9 +66,17 @@ async def stream_answer(
     async with exchange.stream(writer) as stream:
         await stream.send([*writer.opening(), *writer.frames(index, event)])
         async for index, event in choices:
-            await stream.send(writer.frames(index, event))
+            await stream.send(await pass_event(partial(writer.frames, index), event))
         await stream.send(writer.closing())
     return stream.response
+
+
+async def pass_event(use: Callable[[LiveEvent], T], event: LiveEvent) -> T:
+    """`use(event)`; scores of a long prompt take a while to write down."""
+    if isinstance(event, Progress) and event.prompt_scores:
+        count = sum(part.logprobs.size + part.top_ids.size for part in event.prompt_scores)
+        return await off_the_loop(partial(use, event), is_long=count > _MANY_SCORES)
+    return use(event)
 
 
 def is_silent(event: LiveEvent) -> bool:

@@ -19,11 +19,12 @@ from ninfer.gateway.answer_parts import finite_logprob, require_logprobs
 
 
 class TokenNames:
-    """What tokens are called; remembered, because few of a vocabulary come often."""
+    """What tokens are called, and their bytes. Remembered: few of a vocabulary come often."""
 
     def __init__(self, frontend: Frontend, *, by_id: bool) -> None:
         self._token_bytes = frontend.token_bytes
         self._by_id = by_id
+        self._bytes: dict[int, bytes] = {}
         self._names: dict[int, str] = {}
 
     def __getitem__(self, token_id: int) -> str:
@@ -32,10 +33,16 @@ class TokenNames:
             name = self._names[token_id] = self._name_of(token_id)
         return name
 
+    def bytes_of(self, token_id: int) -> bytes:
+        data = self._bytes.get(token_id)
+        if data is None:
+            data = self._bytes[token_id] = self._token_bytes(token_id)
+        return data
+
     def _name_of(self, token_id: int) -> str:
         if self._by_id:
             return f"token_id:{token_id}"
-        data = self._token_bytes(token_id)
+        data = self.bytes_of(token_id)
         try:
             return data.decode()
         except UnicodeDecodeError:
@@ -91,10 +98,9 @@ def top_object(
 class EchoedPrompt:
     """A prompt's tokens as their scores come, with the text they stand for."""
 
-    def __init__(self, token_ids: Sequence[int], names: TokenNames, frontend: Frontend) -> None:
+    def __init__(self, token_ids: Sequence[int], names: TokenNames) -> None:
         self._token_ids = token_ids
         self._names = names
-        self._token_bytes = frontend.token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._place = 0
 
@@ -120,7 +126,7 @@ class EchoedPrompt:
 
     def _read(self, index: int) -> str:
         is_last = index == len(self._token_ids) - 1
-        text = self._decoder.decode(self._token_bytes(self._token_ids[index]), is_last)
+        text = self._decoder.decode(self._names.bytes_of(self._token_ids[index]), is_last)
         self._place += len(text)
         return text
 
@@ -129,9 +135,8 @@ class GeneratedLogprobs:
     """Of a choice's generated tokens; places count from the first of them. Texts and tokens come as
     the output session reports them: tokens with the text in which theirs ends."""
 
-    def __init__(self, names: TokenNames, frontend: Frontend) -> None:
+    def __init__(self, names: TokenNames) -> None:
         self._names = names
-        self._token_bytes = frontend.token_bytes
         self._undecoded = b""
         self._text = ""
         self._taken = 0
@@ -151,7 +156,7 @@ class GeneratedLogprobs:
     def _pass(self, token_id: int) -> None:
         """Move behind the token's text, if that is what comes next: texts of special tokens need
         not be shown."""
-        data = self._undecoded + self._token_bytes(token_id)
+        data = self._undecoded + self._names.bytes_of(token_id)
         text, num_decoded = codecs.utf_8_decode(data, "replace", False)
         if self._text.startswith(text, self._taken):
             self._taken += len(text)

@@ -47,12 +47,11 @@ class PromptRecord:
         prompt: PreparedPrompt,
         text: str,
         names: TokenNames,
-        frontend: Frontend,
     ) -> None:
         self._text = text
         self._scored: EchoedPrompt | None = None
         if request.echo and request.num_top is not None:
-            self._scored = EchoedPrompt(prompt.token_ids.tolist(), names, frontend)
+            self._scored = EchoedPrompt(prompt.token_ids.tolist(), names)
         self.num_characters = 0
 
     def opening(self) -> Iterator[Piece]:
@@ -75,9 +74,9 @@ class PromptRecord:
 class OutputRecord:
     """The output of one choice; places of its tokens count from its beginning."""
 
-    def __init__(self, request: CompletionRequest, names: TokenNames, frontend: Frontend) -> None:
+    def __init__(self, request: CompletionRequest, names: TokenNames) -> None:
         wants_logprobs = request.num_top is not None
-        self._logprobs = GeneratedLogprobs(names, frontend) if wants_logprobs else None
+        self._logprobs = GeneratedLogprobs(names) if wants_logprobs else None
 
     def read(self, event: LiveEvent) -> Iterator[Piece]:
         for delta in () if isinstance(event, Admitted) else event.deltas:

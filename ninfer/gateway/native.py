@@ -26,7 +26,7 @@ from ninfer.gateway.answer_parts import (
     finish_reason,
     timings_object,
 )
-from ninfer.gateway.answers import is_silent
+from ninfer.gateway.answers import is_silent, pass_event
 from ninfer.gateway.choices import Choices, LiveEvent, build_requests, score_once
 from ninfer.gateway.exchange import Exchange
 from ninfer.gateway.fields import Fields, invalid_value
@@ -94,7 +94,7 @@ async def _collect(
     exchange: Exchange, request: NativeRequest, outputs: list[NativeOutput], choices: Choices
 ) -> web.StreamResponse:
     async for index, event in choices:
-        outputs[index].add(event)
+        await pass_event(outputs[index].add, event)
     answers = [output.answer() for output in outputs]
     return exchange.json(answers if _is_list(request) else answers[0])
 
@@ -108,7 +108,7 @@ async def _stream(
     async with exchange.stream(OpenAIStreamStyle()) as stream:
         async for index, event in choices:
             output = outputs[index]
-            output.add(event)
+            await pass_event(output.add, event)
             is_skipped = isinstance(event, Admitted) or is_silent(event)
             if stream.is_behind and not request.incremental:
                 is_skipped = not isinstance(event, Finished)

@@ -5,7 +5,6 @@ read, check -> tokenise -> submit -> (admitted) -> chunks | one object
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from typing import Any, Final
@@ -43,13 +42,12 @@ from ninfer.gateway.exchange import Exchange
 from ninfer.gateway.fields import Fields
 from ninfer.gateway.frame_template import FrameTemplate
 from ninfer.gateway.lifecycle import ServedModel
+from ninfer.gateway.off_loop import MANY_TOKENS, off_the_loop
 from ninfer.gateway.prompt_scores import check_num_scored
 from ninfer.gateway.request_ids import new_id
 from ninfer.gateway.sse import DONE_FRAME, OpenAIStreamStyle, data_frame
 
 _KIND: Final = "text_completion"
-_MANY_TOKENS: Final = 16_384
-"""Decoding more of them for an echo would hold up the event loop."""
 
 
 async def completions(exchange: Exchange) -> web.StreamResponse:
@@ -107,9 +105,8 @@ async def _echoes(
             for prompt, raw in zip(prompts, request.prompts, strict=True)
         ]
 
-    if sum(prompt.num_tokens for prompt in prompts) > _MANY_TOKENS:
-        return await asyncio.to_thread(decode)
-    return decode()
+    num_tokens = sum(prompt.num_tokens for prompt in prompts)
+    return await off_the_loop(decode, is_long=num_tokens > MANY_TOKENS)
 
 
 class CompletionParts:
@@ -135,9 +132,9 @@ class CompletionParts:
         """The prompt of a choice."""
         return index // self.request.num_choices
 
-    def prompt_record(self, prompt: int, names: TokenNames, frontend: Frontend) -> PromptRecord:
+    def prompt_record(self, prompt: int, names: TokenNames) -> PromptRecord:
         tokens, echo = self._prompts[prompt], self._echoes[prompt]
-        return PromptRecord(self.request, tokens, echo, names, frontend)
+        return PromptRecord(self.request, tokens, echo, names)
 
     def usage(self) -> dict[str, Any]:
         count, usages = self.request.num_choices, [ending.usage for ending in self.endings]
@@ -156,10 +153,8 @@ class TextCompletionBuilder:
         self._head = head
         self._parts = parts
         names = TokenNames(frontend, by_id=parts.request.names_by_id)
-        self._prompts = [
-            parts.prompt_record(prompt, names, frontend) for prompt in range(parts.num_prompts)
-        ]
-        self._outputs = [OutputRecord(parts.request, names, frontend) for _ in parts.endings]
+        self._prompts = [parts.prompt_record(prompt, names) for prompt in range(parts.num_prompts)]
+        self._outputs = [OutputRecord(parts.request, names) for _ in parts.endings]
         self._echoes = [list(record.opening()) for record in self._prompts]
         self._pieces: list[list[Piece]] = [[] for _ in parts.endings]
 
@@ -200,10 +195,8 @@ class CompletionChunkWriter(OpenAIStreamStyle):
         self._request = parts.request
         names = TokenNames(frontend, by_id=parts.request.names_by_id)
         choices = range(len(parts.endings))
-        self._prompts = [
-            parts.prompt_record(parts.prompt_of(index), names, frontend) for index in choices
-        ]
-        self._outputs = [OutputRecord(parts.request, names, frontend) for _ in choices]
+        self._prompts = [parts.prompt_record(parts.prompt_of(index), names) for index in choices]
+        self._outputs = [OutputRecord(parts.request, names) for _ in choices]
         self._templates: dict[int, FrameTemplate] = {}
 
     def opening(self) -> list[bytes]:

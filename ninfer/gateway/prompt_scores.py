@@ -7,7 +7,7 @@ from typing import Final
 
 from ninfer.contract.errors import RequestError
 
-MAX_SCORED: Final = 1 << 21
+MAX_SCORED: Final = 1 << 20
 """Log probabilities of prompts in one answer; each takes a hundred bytes or so until it is sent."""
 
 

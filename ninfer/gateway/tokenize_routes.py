@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -14,12 +12,10 @@ from ninfer.contract.errors import RequestError
 from ninfer.gateway.chat_request import parse_chat_request
 from ninfer.gateway.exchange import Exchange
 from ninfer.gateway.fields import Fields, invalid_value, missing
+from ninfer.gateway.off_loop import MANY_TOKENS, off_the_loop
 from ninfer.gateway.prompt_fields import parse_token_ids
 
 _SOURCES: Final = ("messages", "prompt", "content")
-_MANY_TOKENS: Final = 16_384
-"""Writing out more of them would hold up the event loop."""
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +48,7 @@ async def tokenize(exchange: Exchange) -> web.StreamResponse:
     def answer() -> dict[str, Any]:
         return _token_lists(token_ids, request, frontend)
 
-    lists = await _off_the_loop(answer, len(token_ids))
+    lists = await off_the_loop(answer, is_long=len(token_ids) > MANY_TOKENS)
     head = {"count": len(token_ids), "max_model_len": model.card.max_context}
     return exchange.json({**lists, **head})
 
@@ -71,7 +67,7 @@ async def detokenize(exchange: Exchange) -> web.StreamResponse:
     def decode() -> str:
         return b"".join(map(frontend.token_bytes, token_ids)).decode("utf-8", "replace")
 
-    text = await _off_the_loop(decode, len(token_ids))
+    text = await off_the_loop(decode, is_long=len(token_ids) > MANY_TOKENS)
     return exchange.json({"prompt": text, "content": text})
 
 
@@ -146,7 +142,3 @@ def _piece(data: bytes) -> str | list[int]:
         return data.decode()
     except UnicodeDecodeError:
         return list(data)
-
-
-async def _off_the_loop(work: Callable[[], T], num_tokens: int) -> T:
-    return await asyncio.to_thread(work) if num_tokens > _MANY_TOKENS else work()

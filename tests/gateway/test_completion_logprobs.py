@@ -102,7 +102,7 @@ def test_generated_tokens_stand_where_their_text_begins(
         pieces.insert(index, b"<|hidden|>")
     hidden = {index for index, piece in enumerate(pieces) if piece == b"<|hidden|>"}
     frontend = PieceFrontend(pieces)
-    record = GeneratedLogprobs(TokenNames(frontend, by_id=True), frontend)
+    record = GeneratedLogprobs(TokenNames(frontend, by_id=True))
     lists = LogprobLists()
     for delta in session_deltas(pieces, hidden, group_sizes):
         lists.extend(record.read(delta.text, delta.tokens))
@@ -115,7 +115,7 @@ def test_echoed_tokens_and_their_text(data: bytes, borders: list[int], chunk: in
     pieces = cut(data, borders)
     frontend = PieceFrontend(pieces)
     names = TokenNames(frontend, by_id=False)
-    prompt = EchoedPrompt(list(range(len(pieces))), names, frontend)
+    prompt = EchoedPrompt(list(range(len(pieces))), names)
     text, lists = prompt.beginning()
     for first in range(1, len(pieces), chunk):
         more, part = prompt.scored(scores(first, min(chunk, len(pieces) - first)))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ninfer.contract.errors import NonFiniteLogits
 from ninfer.contract.generation import Finish, FinishReason
 from ninfer.contract.sampling import PromptScoring
-from ninfer.gateway import prompt_scores
+from ninfer.gateway import answers, prompt_scores
 from tests.helpers.fake_engine import CARD, SPECIAL_ID, fail, hold, say
 from tests.helpers.gateway_rig import PATIENT_LIMITS, Answer, Rig, running_gateway, until
 
@@ -147,6 +147,31 @@ async def test_echo_with_log_probabilities_scores_the_prompt(rig: Rig, stream: b
     (handle,) = rig.engine.handles
     assert handle.request.scoring == PromptScoring(1, 2)
     assert rig.frontend.params[0].reports_stop_token
+
+
+async def test_many_scores_are_written_down_off_the_loop(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = {"prompt": ["abc", "de"], "echo": True, "logprobs": 2}
+    native = {"text": "abc", "return_logprob": True, "logprob_start_len": 0}
+    expected = choices_of(await complete(rig, **fields))
+    triples = (await rig.generate(**native)).json()["meta_info"]["input_token_logprobs"]
+    threads: list[object] = []
+    to_thread = asyncio.to_thread
+
+    async def counted(work: Any) -> Any:
+        threads.append(work)
+        return await to_thread(work)
+
+    monkeypatch.setattr(answers, "_MANY_SCORES", 0)
+    monkeypatch.setattr(asyncio, "to_thread", counted)
+    assert choices_of(await complete(rig, **fields)) == expected
+    assert accumulated(await complete(rig, **fields, stream=True)) == expected
+    for stream in (False, True):
+        answer = await rig.generate(**native, stream=stream)
+        whole = answer.events[-2] if stream else answer.json()
+        assert whole["meta_info"]["input_token_logprobs"] == triples
+    assert len(threads) == 2 + 2 + 1 + 1
 
 
 async def test_scored_only(rig: Rig) -> None:
