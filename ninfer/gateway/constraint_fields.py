@@ -24,7 +24,7 @@ from ninfer.gateway.fields import (
     unsupported_value,
 )
 
-_FORMATS: Final = ("text", "json_object", "json_schema")
+FORMATS: Final = ("text", "json_object", "json_schema")
 _GBNF_SIGN: Final = "::="
 
 Reader: TypeAlias = Callable[[Fields, str], Constraint | None]
@@ -51,8 +51,8 @@ def _response_format(fields: Fields, name: str) -> Constraint | None:
         raise missing(path)
     if kind == "structural_tag":
         raise unsupported_value(path, "it must be text, json_object or json_schema")
-    if kind not in _FORMATS:
-        raise invalid_value(path, f"must be one of {', '.join(_FORMATS)}")
+    if kind not in FORMATS:
+        raise invalid_value(path, f"must be one of {', '.join(FORMATS)}")
     if kind == "json_object":
         return _schema_of(form) or Constraint("json_object", "", path)
     if kind == "json_schema":

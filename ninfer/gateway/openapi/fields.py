@@ -7,6 +7,7 @@ from typing import Final
 
 from ninfer.contract.cache import CacheMode
 from ninfer.gateway.cache_fields import MAX_NAME_CHARACTERS
+from ninfer.gateway.constraint_fields import FORMATS
 from ninfer.gateway.fields import INT64_MAX, INT64_MIN
 from ninfer.gateway.generation_fields import (
     BIASES,
@@ -53,9 +54,37 @@ CHOICES: Final[Mapping[str, Schema]] = {
 THINKING: Final[Mapping[str, Schema]] = {
     "enable_thinking": boolean(),
     "reasoning_effort": string(*EFFORTS, about="none switches thinking off."),
+    "thinking_budget": integer(-1, INT64_MAX, about="Most tokens of thought; -1 = any number."),
+    "thinking_token_budget": integer(-1, INT64_MAX),
     "include_reasoning": boolean("false keeps thoughts out of the answer."),
     "chat_template_kwargs": any_object("Variables of the model's template."),
 }
+_JSON_SCHEMA: Final = one_of(any_object(), boolean(), string(), about="A JSON Schema.")
+_FORMAT: Final[Schema] = {
+    "type": "object",
+    "properties": {
+        "type": string(*FORMATS),
+        "json_schema": {
+            "type": ["object", "null"],
+            "properties": {"schema": _JSON_SCHEMA, "name": string(), "strict": boolean()},
+        },
+    },
+    "required": ["type"],
+}
+_CHOICE: Final = array(string(), shortest=1)
+CONSTRAINTS: Final[Mapping[str, Schema]] = {
+    "response_format": _FORMAT,
+    "structured_outputs": any_object("One of json, regex, choice, grammar, json_object."),
+    "guided_json": _JSON_SCHEMA,
+    "guided_regex": string(),
+    "guided_choice": _CHOICE,
+    "guided_grammar": string(about="GBNF or Lark."),
+    "json_schema": _JSON_SCHEMA,
+    "regex": string(),
+    "ebnf": string(),
+    "grammar": string(),
+}
+"""One of them at most."""
 TOOLS: Final[Mapping[str, Schema]] = {
     "tools": array(any_object(), longest=MAX_TOOLS),
     "tool_choice": one_of(string("none", "auto", "required", "any"), any_object()),

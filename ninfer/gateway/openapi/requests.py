@@ -11,6 +11,7 @@ from ninfer.gateway.generation_fields import MAX_TOP_LOGPROBS, NATIVE_SPELLINGS,
 from ninfer.gateway.openapi.fields import (
     CACHE,
     CHOICES,
+    CONSTRAINTS,
     HINTS,
     MODEL,
     THINKING,
@@ -69,7 +70,7 @@ CHAT: Final = request(
         "stream_options": _STREAM_OPTIONS,
         "logprobs": boolean(),
         "top_logprobs": integer(0, MAX_TOP_LOGPROBS, about="Needs logprobs."),
-        "response_format": any_object(),
+        **CONSTRAINTS,
         "continue_final_message": boolean(),
         "add_generation_prompt": boolean(),
         "stop_in_reasoning": boolean(),
@@ -128,6 +129,7 @@ COMPLETION: Final = request(
         **CACHE,
         **HINTS,
         "stream_options": _STREAM_OPTIONS,
+        **CONSTRAINTS,
         "echo": boolean("Begin with the prompt."),
         "logprobs": one_of(integer(0, MAX_TOP_LOGPROBS), boolean()),
         "return_tokens_as_token_ids": boolean(),
@@ -137,7 +139,8 @@ COMPLETION: Final = request(
 _SAMPLING_PARAMS: Final[Schema] = {
     "type": "object",
     "properties": {
-        name: nullable(schema) for name, schema in {**sampling(NATIVE_SPELLINGS), **CHOICES}.items()
+        name: nullable(schema)
+        for name, schema in {**sampling(NATIVE_SPELLINGS), **CHOICES, **CONSTRAINTS}.items()
     },
 }
 GENERATE: Final = request(
