@@ -37,7 +37,7 @@ from ninfer.gateway.counters import GatewayCounters
 from ninfer.gateway.exchange import Exchange
 from ninfer.gateway.lifecycle import Lifecycle, ServedModel
 from ninfer.gateway.limits import GatewayLimits, limits_from
-from ninfer.gateway.media.desk import open_media_desk
+from ninfer.gateway.media.desk import MediaDesk, open_media_desk
 from ninfer.gateway.openapi.document import OpenApiDocument
 from ninfer.gateway.openapi.operations import PUBLISHED_PATHS
 from ninfer.gateway.page.routes import PREFIX as PAGE_PREFIX
@@ -58,6 +58,7 @@ class Gateway:
     card     what /v1/models says until a model is attached (its max_context may be provisional)
     limits   deadlines and sizes; by default those of the options
     log      where a line a request goes, if anywhere; its owner closes it
+    media    acquires pictures and videos; by default as the options have it
     Raises OptionError for API keys that cannot be read.
     """
 
@@ -68,6 +69,7 @@ class Gateway:
         *,
         limits: GatewayLimits | None = None,
         log: RequestLog | None = None,
+        media: MediaDesk | None = None,
     ) -> None:
         self.options = options
         self.limits = limits or limits_from(options)
@@ -77,7 +79,7 @@ class Gateway:
         self._log = log
         self._authentication = read_authentication(options)
         self._cors = CorsPolicy(options.cors_origins)
-        self._media = open_media_desk(options)
+        self._media = media or open_media_desk(options)
         self._router = _make_router()
 
     def attach(self, model: ServedModel) -> None:

@@ -10,7 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from ninfer.contract.chat import ChatMessage, Role, TextPart, ToolCall
+from ninfer.contract.chat import (
+    ChatMessage,
+    ContentPart,
+    MediaPart,
+    Role,
+    TextPart,
+    ToolCall,
+)
 from ninfer.contract.errors import RequestError
 from ninfer.gateway.cache_fields import has_mark
 from ninfer.gateway.fields import (
@@ -22,6 +29,12 @@ from ninfer.gateway.fields import (
     unsupported_value,
 )
 from ninfer.gateway.json_text import parse_json
+from ninfer.gateway.media.references import (
+    MEDIA_TYPES,
+    MediaReference,
+    no_vision,
+    parse_media_part,
+)
 
 _ROLES: Final[Mapping[str, Role]] = {
     "system": "system",
@@ -38,7 +51,6 @@ _TEXT_KEYS: Final[Mapping[str, str]] = {
     "refusal": "refusal",
 }
 _REASONING_KEYS: Final[Mapping[str, str]] = {"thinking": "thinking", "reasoning": "text"}
-_MEDIA: Final = frozenset({"image_url", "video_url", "input_image", "image", "video"})
 _UNSUPPORTED: Final = frozenset({"input_audio", "file", "input_file"})
 
 
@@ -50,23 +62,27 @@ class Conversation:
     is_prefill: bool
 
 
-def parse_messages(fields: Fields) -> Conversation:
-    """Raises RequestError naming the message and the part."""
+def parse_messages(fields: Fields, media: list[MediaReference] | None = None) -> Conversation:
+    """Raises RequestError naming the message and the part.
+
+    media   takes the references that the media parts of the messages stand for, in their order;
+            None: such parts are refused
+    """
     values = fields.sequence("messages")
     if values is None:
         raise missing(fields.path_of("messages"))
     if not values:
         raise invalid_value(fields.path_of("messages"), "must not be empty")
     entries = tuple(fields.children("messages"))
-    messages = tuple(_message(entry) for entry in entries)
+    messages = tuple(_message(entry, media) for entry in entries)
     last = entries[-1]
     asks = last.get("prefix") is True or last.get("partial") is True
     return Conversation(messages, asks and messages[-1].role == "assistant")
 
 
-def _message(fields: Fields) -> ChatMessage:
+def _message(fields: Fields, media: list[MediaReference] | None) -> ChatMessage:
     role = _role(fields)
-    texts, thoughts = parse_content(fields, role)
+    parts, thoughts = parse_content(fields, role, media=media)
     reasoning: str | None = None
     calls: tuple[ToolCall, ...] = ()
     if role == "assistant":
@@ -77,7 +93,7 @@ def _message(fields: Fields) -> ChatMessage:
         calls = _tool_calls(fields)
     return ChatMessage(
         role=role,
-        content=_marked(texts) if has_mark(fields) else tuple(texts),
+        content=_marked(parts) if has_mark(fields) else tuple(parts),
         reasoning_content=reasoning,
         tool_calls=calls,
         tool_call_id=fields.string("tool_call_id") if role == "tool" else None,
@@ -94,21 +110,31 @@ def _role(fields: Fields) -> Role:
     return role
 
 
-def _marked(parts: list[TextPart]) -> tuple[TextPart, ...]:
+def _marked(parts: list[ContentPart]) -> tuple[ContentPart, ...]:
     """A mark on the message is one on its last part."""
-    return (*parts[:-1], *(replace(part, ends_prefix=True) for part in parts[-1:]))
+    if not parts:
+        return ()
+    *others, last = parts
+    if isinstance(last, TextPart):
+        return (*others, replace(last, ends_prefix=True))
+    return (*parts, TextPart("", ends_prefix=True))
 
 
 def parse_content(
-    fields: Fields, role: Role, name: str = "content"
-) -> tuple[list[TextPart], list[str]]:
-    """(texts, thoughts) of a field that is a string or a list of parts. Raises RequestError."""
+    fields: Fields,
+    role: Role,
+    name: str = "content",
+    *,
+    media: list[MediaReference] | None = None,
+) -> tuple[list[ContentPart], list[str]]:
+    """(parts, thoughts) of a field that is a string or a list of parts; `media` as in
+    `parse_messages`. Raises RequestError."""
     value = fields.get(name)
     path = fields.path_of(name)
-    texts: list[TextPart] = []
+    parts: list[ContentPart] = []
     thoughts: list[str] = []
     if value is None:
-        return texts, thoughts
+        return parts, thoughts
     if isinstance(value, str):
         return ([TextPart(value)] if value else []), thoughts
     if not isinstance(value, list):
@@ -116,25 +142,35 @@ def parse_content(
     for index, item in enumerate(value):
         part_path = f"{path}[{index}]"
         if isinstance(item, str):
-            texts.append(TextPart(item))
-        elif isinstance(item, dict):
-            _part(Fields(item, part_path), role, texts, thoughts)
-        else:
+            parts.append(TextPart(item))
+        elif not isinstance(item, dict):
             raise invalid_type(part_path, "an object", item)
-    return texts, thoughts
+        elif (part := Fields(item, part_path)).string("type") in MEDIA_TYPES:
+            parts += _media_parts(part, media)
+        else:
+            _part(part, role, parts, thoughts)
+    return parts, thoughts
 
 
-def _part(part: Fields, role: Role, texts: list[TextPart], thoughts: list[str]) -> None:
+def _media_parts(part: Fields, media: list[MediaReference] | None) -> list[ContentPart]:
+    """A place for the file, and one for a mark behind it."""
+    if media is None:
+        raise no_vision(part.path)
+    reference = parse_media_part(part)
+    media.append(reference)
+    place = MediaPart(reference.kind, b"")
+    return [place, TextPart("", ends_prefix=True)] if has_mark(part) else [place]
+
+
+def _part(part: Fields, role: Role, parts: list[ContentPart], thoughts: list[str]) -> None:
     kind = part.string("type")
     path = part.path_of("type")
     if kind is None:
         raise missing(path)
     if kind in _TEXT_KEYS:
-        texts.append(TextPart(_required_text(part, _TEXT_KEYS[kind]), has_mark(part)))
+        parts.append(TextPart(_required_text(part, _TEXT_KEYS[kind]), has_mark(part)))
     elif kind in _REASONING_KEYS and role == "assistant":
         thoughts.append(part.string(_REASONING_KEYS[kind]) or "")
-    elif kind in _MEDIA:
-        raise unsupported_value(part.path, "this model takes no pictures or videos")
     elif kind in _UNSUPPORTED:
         raise unsupported_value(part.path, "audio and files cannot be read")
     else:

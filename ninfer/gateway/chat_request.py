@@ -18,6 +18,7 @@ from ninfer.gateway.generation_fields import (
     parse_num_choices,
     parse_params,
 )
+from ninfer.gateway.media.references import MediaReference
 from ninfer.gateway.refused_fields import refuse, refuse_unsupported
 from ninfer.gateway.thinking import parse_enable_thinking, parse_hide_reasoning
 from ninfer.gateway.tool_fields import ChatTools, has_marked_tool, parse_chat_tools
@@ -33,6 +34,7 @@ class ChatRequest:
     include_usage      a stream ends with a usage chunk
     continuous_usage   every chunk of a stream carries the usage so far
     hide_reasoning     reasoning is generated and counted but not sent
+    media              what the media parts of `chat` stand for, in their order
     """
 
     model: str | None
@@ -43,15 +45,22 @@ class ChatRequest:
     include_usage: bool
     continuous_usage: bool
     hide_reasoning: bool
+    media: tuple[MediaReference, ...] = ()
 
 
 def parse_chat_request(
-    fields: Fields, vocab_size: int, session_header: str | None = None
+    fields: Fields,
+    vocab_size: int,
+    session_header: str | None = None,
+    *,
+    takes_media: bool = False,
 ) -> ChatRequest:
     """Raises RequestError. Unknown fields are ignored; unsupported guarantees are not."""
     _refuse_unsupported(fields)
     check_hints(fields)
-    conversation, tools = parse_messages(fields), parse_chat_tools(fields)
+    media: list[MediaReference] = []
+    conversation = parse_messages(fields, media if takes_media else None)
+    tools = parse_chat_tools(fields)
     stream_options = fields.child("stream_options")
     return ChatRequest(
         model=fields.string("model"),
@@ -64,6 +73,7 @@ def parse_chat_request(
             stream_options is not None and stream_options.flag("continuous_usage_stats")
         ),
         hide_reasoning=parse_hide_reasoning(fields),
+        media=tuple(media),
     )
 
 

@@ -23,14 +23,16 @@ async def chat_completions(exchange: Exchange) -> web.StreamResponse:
     """Raises RequestError, Unavailable and what the engine reports before a stream has begun."""
     model = exchange.lifecycle.require_model()
     frontend = model.frontend
-    session = exchange.session_id
+    session, takes_media = exchange.session_id, model.card.has_vision
 
     def parse(fields: Fields) -> ChatRequest:
-        return parse_chat_request(fields, frontend.vocab_size, session)
+        vocab_size = frontend.vocab_size
+        return parse_chat_request(fields, vocab_size, session, takes_media=takes_media)
 
     request = await exchange.read(parse)
     name = exchange.check_model(request.model)
-    prompt = await frontend.prepare_chat(request.chat)
+    chat = await exchange.acquire_media(request.chat, request.media)
+    prompt = await frontend.prepare_chat(chat)
     answer_id = new_id("chatcmpl-")
     requests = build_requests(model, answer_id, prompt, request.params, request.num_choices)
     head = AnswerHead(answer_id, name, model.card.fingerprint, int(time.time()))

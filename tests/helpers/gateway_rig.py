@@ -12,9 +12,11 @@ from typing import Any
 import aiohttp
 import orjson
 
+from ninfer.contract.model import ModelCard
 from ninfer.gateway.app import Gateway
 from ninfer.gateway.lifecycle import ServedModel
 from ninfer.gateway.limits import GatewayLimits
+from ninfer.gateway.media.desk import MediaDesk
 from ninfer.gateway.request_log import RequestLog
 from ninfer.gateway.server import Listener, open_listener
 from ninfer.options import ServeOptions
@@ -127,12 +129,14 @@ async def running_gateway(
     options: ServeOptions | None = None,
     is_attached: bool = True,
     log: RequestLog | None = None,
+    card: ModelCard = CARD,
+    media: MediaDesk | None = None,
 ) -> AsyncIterator[Rig]:
     engine, frontend = FakeEngine(), FakeFrontend()
     options = options or ServeOptions(host=HOST, port=0)
-    gateway = Gateway(options, CARD, limits=limits, log=log)
+    gateway = Gateway(options, card, limits=limits, log=log, media=media)
     if is_attached:
-        gateway.attach(ServedModel(engine, frontend, CARD))
+        gateway.attach(ServedModel(engine, frontend, card))
     listener = await open_listener(gateway, HOST, 0)
     try:
         async with aiohttp.ClientSession() as session:
