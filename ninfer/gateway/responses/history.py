@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from ninfer.contract.chat import ChatMessage
 from ninfer.contract.errors import RequestError
 from ninfer.gateway.fields import Fields
+from ninfer.gateway.media.references import MediaReference
 from ninfer.gateway.responses.conversation import assemble
-from ninfer.gateway.responses.input_items import InputItem, Meaning, parse_item
+from ninfer.gateway.responses.input_items import InputItem, ItemReader
 from ninfer.gateway.responses.request import ResponsesRequest
 from ninfer.gateway.responses.store import ResponseStore, Turn, turn_items
-from ninfer.gateway.responses.tools import ToolSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +39,12 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """`said`: the request's own items, with what its references stand for."""
+    """`said`: the request's own items, with what its references stand for. `media`: what the
+    media parts of the messages stand for, in their order."""
 
     messages: tuple[ChatMessage, ...]
-    said: tuple[Mapping[str, Any], ...]
+    said: tuple[InputItem, ...]
+    media: tuple[MediaReference, ...] = ()
 
 
 def find_history(store: ResponseStore, request: ResponsesRequest) -> History:
@@ -63,13 +64,19 @@ def read_conversation(history: History, request: ResponsesRequest) -> Conversati
     """Pure; takes time when the history is long."""
     turns = {id(turn): turn for turn in history.turns.values()}
     stored = {item["id"]: item for turn in turns.values() for item in turn_items(turn)}
-    items = [
-        item if item.reference is None else _stored_item(stored[item.reference], request.tools)
-        for item in request.items
+    said = [
+        item
+        if item.reference is None
+        else request.reader.read(Fields(stored[item.reference], f"input[{index}]"))
+        for index, item in enumerate(request.items)
     ]
-    meanings = [*_earlier_meanings(history, request.tools)]
-    meanings += [meaning for item in items for meaning in item.meanings]
-    return Conversation(assemble(request.instructions, meanings), tuple(item.raw for item in items))
+    items = [*_earlier_items(history, request.reader), *said]
+    meanings = (meaning for item in items for meaning in item.meanings)
+    return Conversation(
+        messages=assemble(request.instructions, meanings),
+        said=tuple(said),
+        media=tuple(reference for item in items for reference in item.media),
+    )
 
 
 def _turn_of(store: ResponseStore, item_id: str, path: str) -> Turn:
@@ -79,11 +86,8 @@ def _turn_of(store: ResponseStore, item_id: str, path: str) -> Turn:
     return turn
 
 
-def _earlier_meanings(history: History, tools: ToolSet) -> Iterator[Meaning]:
-    for turn in [] if history.before is None else history.before.path():
-        for item in turn_items(turn):
-            yield from _stored_item(item, tools).meanings
-
-
-def _stored_item(item: Mapping[str, Any], tools: ToolSet) -> InputItem:
-    return parse_item(Fields(item, "previous_response_id"), tools)
+def _earlier_items(history: History, reader: ItemReader) -> Iterator[InputItem]:
+    turns = [] if history.before is None else history.before.path()
+    items = (item for turn in turns for item in turn_items(turn))
+    for index, item in enumerate(items):
+        yield reader.read(Fields(item, f"previous_response_id[{index}]"))

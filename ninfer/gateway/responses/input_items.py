@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from ninfer.contract.chat import ChatMessage, ContentPart, Role, ToolCall
@@ -20,6 +20,7 @@ from ninfer.gateway.fields import (
     invalid_value,
     missing,
 )
+from ninfer.gateway.media.references import MediaReference
 from ninfer.gateway.responses.call_input import INPUT_PARAMETER
 from ninfer.gateway.responses.client_tools import CLIENT_TOOLS
 from ninfer.gateway.responses.sealed_text import unseal
@@ -51,14 +52,36 @@ Meaning: TypeAlias = ChatMessage | Thought | Said | ToolCall
 
 @dataclass(frozen=True, slots=True)
 class InputItem:
-    """`reference`: the id of a stored item that this one stands for; its meaning is not here."""
+    """`media`: what the media parts of its meanings stand for, in their order. `reference`: the id
+    of a stored item that this one stands for; its meaning is not here."""
 
     raw: Mapping[str, Any]
     meanings: tuple[Meaning, ...] = ()
+    media: tuple[MediaReference, ...] = ()
     reference: str | None = None
 
 
-def parse_input(fields: Fields, tools: ToolSet) -> tuple[InputItem, ...]:
+@dataclass(frozen=True, slots=True)
+class ItemReader:
+    """How items are read. `takes_media`: the model sees pictures; others' are refused."""
+
+    tools: ToolSet = field(default_factory=ToolSet)
+    takes_media: bool = False
+
+    def read(self, item: Fields) -> InputItem:
+        """Raises RequestError naming the field."""
+        kind = item.string("type")
+        if kind == "item_reference" or (kind is None and not item.has("role") and item.has("id")):
+            item_id = item.string("id")
+            if not item_id:
+                raise missing(item.path_of("id"))
+            return InputItem(item.values, reference=item_id)
+        media: list[MediaReference] = []
+        meanings = _meanings(item, kind, self.tools, media if self.takes_media else None)
+        return InputItem(item.values, meanings, tuple(media))
+
+
+def parse_input(fields: Fields, reader: ItemReader) -> tuple[InputItem, ...]:
     """Raises RequestError naming the item. A text is one message of the user; absent is no item."""
     value, path = fields.get("input"), fields.path_of("input")
     if value is None or value == "":
@@ -68,7 +91,7 @@ def parse_input(fields: Fields, tools: ToolSet) -> tuple[InputItem, ...]:
     if not isinstance(value, list):
         raise invalid_type(path, "a string or a list of items", value)
     items = tuple(
-        parse_item(as_object(item, f"{path}[{index}]"), tools) for index, item in enumerate(value)
+        reader.read(as_object(item, f"{path}[{index}]")) for index, item in enumerate(value)
     )
     num_skipped = sum(not item.meanings and item.reference is None for item in items)
     if num_skipped:
@@ -76,31 +99,23 @@ def parse_input(fields: Fields, tools: ToolSet) -> tuple[InputItem, ...]:
     return items
 
 
-def parse_item(item: Fields, tools: ToolSet) -> InputItem:
-    """Raises RequestError naming the field."""
-    kind = item.string("type")
-    if kind == "item_reference" or (kind is None and not item.has("role") and item.has("id")):
-        item_id = item.string("id")
-        if not item_id:
-            raise missing(item.path_of("id"))
-        return InputItem(item.values, reference=item_id)
-    return InputItem(item.values, _meanings(item, kind, tools))
-
-
-def _meanings(item: Fields, kind: str | None, tools: ToolSet) -> tuple[Meaning, ...]:
+def _meanings(
+    item: Fields, kind: str | None, tools: ToolSet, media: list[MediaReference] | None
+) -> tuple[Meaning, ...]:
     if kind is None and not item.has("role"):
         raise missing(item.path_of("type"))
     if kind in (None, "message"):
-        return _message(item)
+        return _message(item, media)
     if kind in _CALLS:
         return (_CALLS[kind](item, tools),)
-    if kind in _OUTPUTS or kind in CLIENT_TOOLS:
-        read = _OUTPUTS.get(kind) or CLIENT_TOOLS[kind]
-        return (read(item),)
+    if kind in _OUTPUTS:
+        return (_call_output(item, media),)
+    if kind in CLIENT_TOOLS:
+        return (CLIENT_TOOLS[kind](item),)
     if kind == "reasoning":
         text = _thought(item)
         return (Thought(text),) if text else ()
-    return _message(item) if _is_like_a_message(item) else ()
+    return _message(item, media) if _is_like_a_message(item) else ()
 
 
 def _is_like_a_message(item: Fields) -> bool:
@@ -108,14 +123,14 @@ def _is_like_a_message(item: Fields) -> bool:
     return item.get("role") in _ROLES and isinstance(item.get("content"), str | list)
 
 
-def _message(item: Fields) -> tuple[Meaning, ...]:
+def _message(item: Fields, media: list[MediaReference] | None) -> tuple[Meaning, ...]:
     name = item.string("role")
     if name is None:
         raise missing(item.path_of("role"))
     role = _ROLES.get(name.lower())
     if role is None:
         raise invalid_value(item.path_of("role"), f"must be one of {', '.join(_ROLES)}")
-    content, thoughts = parse_content(item, role)
+    content, thoughts = parse_content(item, role, media=media)
     if role != "assistant":
         return (ChatMessage(role, tuple(content)),)
     said = Said(tuple(content))
@@ -152,9 +167,9 @@ def _custom_call(item: Fields, tools: ToolSet) -> ToolCall:
     return ToolCall(_called_name(item, tools), arguments, item.string("call_id"))
 
 
-def _call_output(item: Fields) -> ChatMessage:
+def _call_output(item: Fields, media: list[MediaReference] | None) -> ChatMessage:
     """Text, or a list of parts."""
-    content, _ = parse_content(item, "tool", "output")
+    content, _ = parse_content(item, "tool", "output", media=media)
     return ChatMessage("tool", tuple(content), tool_call_id=item.string("call_id"))
 
 
@@ -162,7 +177,4 @@ _CALLS: Final[Mapping[str, Callable[[Fields, ToolSet], ToolCall]]] = {
     "function_call": _function_call,
     "custom_tool_call": _custom_call,
 }
-_OUTPUTS: Final[Mapping[str, Callable[[Fields], Meaning]]] = {
-    "function_call_output": _call_output,
-    "custom_tool_call_output": _call_output,
-}
+_OUTPUTS: Final = ("function_call_output", "custom_tool_call_output")

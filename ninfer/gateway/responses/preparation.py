@@ -1,14 +1,17 @@
 """From a request that was read to a prompt: the history behind it, its turns, tokens, its place.
 
-find history -> (thread when long) read the turns, write down what is to be kept -> render, tokenise
+find history -> read the turns -> fetch media -> render, tokenise -> write down what is to be kept
+
+What may take long, reading and writing down, is done in a thread then.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from ninfer.contract.chat import ChatMessage, ChatPrompt, Frontend, GenerationParams
 from ninfer.contract.errors import RequestError
@@ -16,10 +19,13 @@ from ninfer.contract.prompt import PreparedPrompt
 from ninfer.gateway.exchange import Exchange
 from ninfer.gateway.request_ids import new_id
 from ninfer.gateway.responses.history import History, find_history, read_conversation
+from ninfer.gateway.responses.input_items import InputItem
 from ninfer.gateway.responses.request import ResponsesRequest
 from ninfer.gateway.responses.store import ResponseStore
 from ninfer.gateway.responses.stored_items import StoredInput, stored_input, stored_response
+from ninfer.gateway.responses.stored_media import said_with_files
 
+T = TypeVar("T")
 _FIELD_OF_PROMPT: Final = "input"
 
 
@@ -30,7 +36,7 @@ class Preparation:
     response_id: str
     prompt: PreparedPrompt
     params: GenerationParams
-    keep: Callable[[dict[str, Any]], None] | None
+    keep: Callable[[dict[str, Any]], None] | None = None
 
 
 async def prepare(
@@ -39,26 +45,36 @@ async def prepare(
     """Raises RequestError; what the prompt has wrong is in `input`, where its messages came in."""
     history = find_history(store, request)
     response_id = new_id("resp_")
-
-    def read() -> tuple[tuple[ChatMessage, ...], StoredInput | None]:
-        conversation = read_conversation(history, request)
-        said = stored_input(response_id, conversation.said) if request.store else None
-        return conversation.messages, said
-
-    messages, said = await asyncio.to_thread(read) if _is_long(exchange, history) else read()
+    run = _in_thread if _is_long(exchange, history) else _at_once
+    conversation = await run(partial(read_conversation, history, request))
     chat = ChatPrompt(
-        messages=messages,
+        messages=conversation.messages,
         tools=request.tools.template_objects(),
         tools_end_prefix=request.tools_end_prefix,
         template_kwargs=request.template_kwargs,
     )
+    chat = await exchange.acquire_media(chat, conversation.media)
     prompt = await _render(frontend, chat)
     params = _with_session(request.params, history)
-    keep = None
-    if said is not None:
-        session_key = params.cache.session_key or response_id
-        keep = _keeper(store, history, said, session_key)
+    if not request.store:
+        return Preparation(response_id, prompt, params)
+    said = await run(partial(_stored_input, response_id, conversation.said, chat.messages))
+    keep = _keeper(store, history, said, params.cache.session_key or response_id)
     return Preparation(response_id, prompt, params, keep)
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    return await asyncio.to_thread(work)
+
+
+async def _at_once(work: Callable[[], T]) -> T:
+    return work()
+
+
+def _stored_input(
+    response_id: str, said: Sequence[InputItem], messages: Sequence[ChatMessage]
+) -> StoredInput:
+    return stored_input(response_id, said_with_files(said, messages))
 
 
 def _is_long(exchange: Exchange, history: History) -> bool:

@@ -21,7 +21,7 @@ from ninfer.gateway.generation_fields import (
     parse_params,
 )
 from ninfer.gateway.refused_fields import refuse, refuse_unsupported
-from ninfer.gateway.responses.input_items import InputItem, parse_input
+from ninfer.gateway.responses.input_items import InputItem, ItemReader, parse_input
 from ninfer.gateway.responses.output_recorder import OutputView
 from ninfer.gateway.responses.text_format import parse_text_format
 from ninfer.gateway.responses.tools import ToolSet, parse_tool_rules, parse_tools
@@ -44,13 +44,14 @@ class ResponsesRequest:
 
     echo     what the answer repeats of the request
     store    the response is to be kept
+    reader   reads items, those of the history too
     """
 
     model: str | None
     items: tuple[InputItem, ...]
     instructions: str | None
     previous_response_id: str | None
-    tools: ToolSet
+    reader: ItemReader
     tools_end_prefix: bool
     template_kwargs: Mapping[str, Any]
     params: GenerationParams
@@ -59,25 +60,33 @@ class ResponsesRequest:
     store: bool
     stream: bool
 
+    @property
+    def tools(self) -> ToolSet:
+        return self.reader.tools
+
 
 def parse_responses_request(
-    fields: Fields, vocab_size: int, session_header: str | None = None
+    fields: Fields,
+    vocab_size: int,
+    session_header: str | None = None,
+    *,
+    takes_media: bool = False,
 ) -> ResponsesRequest:
     """Raises RequestError. Unknown fields are ignored; unsupported guarantees are not."""
     _refuse_unsupported(fields)
     _check_own_hints(fields)
-    tools = parse_tools(fields)
+    reader = ItemReader(parse_tools(fields), takes_media)
     view, top_logprobs = _view(fields)
     store = fields.boolean("store") is not False
     return ResponsesRequest(
         model=fields.string("model"),
-        items=_items(fields, tools),
+        items=_items(fields, reader),
         instructions=fields.string("instructions"),
         previous_response_id=fields.string("previous_response_id"),
-        tools=tools,
+        reader=reader,
         tools_end_prefix=has_marked_tool(fields),
         template_kwargs=parse_template_kwargs(fields),
-        params=_params(fields, vocab_size, session_header, tools, top_logprobs),
+        params=_params(fields, vocab_size, session_header, reader.tools, top_logprobs),
         view=view,
         echo=_echo(fields, store),
         store=store,
@@ -85,8 +94,8 @@ def parse_responses_request(
     )
 
 
-def _items(fields: Fields, tools: ToolSet) -> tuple[InputItem, ...]:
-    items = parse_input(fields, tools)
+def _items(fields: Fields, reader: ItemReader) -> tuple[InputItem, ...]:
+    items = parse_input(fields, reader)
     if not items and not fields.has("previous_response_id"):
         path = fields.path_of("input")
         raise invalid_value(path, "must not be empty") if fields.has("input") else missing(path)

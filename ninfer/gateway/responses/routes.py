@@ -11,13 +11,13 @@ from dataclasses import replace
 
 from aiohttp import web
 
-from ninfer.contract.chat import Frontend
 from ninfer.contract.errors import RequestError
 from ninfer.contract.generation import GenerationRequest
 from ninfer.gateway.answers import collect_answer, stream_answer
 from ninfer.gateway.choices import Choices, build_requests
 from ninfer.gateway.exchange import Exchange
 from ninfer.gateway.fields import Fields, unsupported_parameter
+from ninfer.gateway.lifecycle import ServedModel
 from ninfer.gateway.responses.answer import (
     ResponseAnswer,
     ResponseBuilder,
@@ -40,7 +40,7 @@ class ResponsesApi:
     async def create(self, exchange: Exchange) -> web.StreamResponse:
         """Raises RequestError, Unavailable and what the engine reports before a stream begins."""
         model = exchange.lifecycle.require_model()
-        request = await self._read(exchange, model.frontend)
+        request = await _read(exchange, model)
         name = exchange.check_model(request.model)
         prepared = await prepare(exchange, model.frontend, self._store, request)
         requests = build_requests(model, prepared.response_id, prepared.prompt, prepared.params, 1)
@@ -55,7 +55,7 @@ class ResponsesApi:
     async def count_tokens(self, exchange: Exchange) -> web.StreamResponse:
         """Tokens of the prompt that the same request to create a response would have."""
         model = exchange.lifecycle.require_model()
-        request = await self._read(exchange, model.frontend)
+        request = await _read(exchange, model)
         exchange.check_model(request.model)
         counted = replace(request, store=False)
         prepared = await prepare(exchange, model.frontend, self._store, counted)
@@ -89,13 +89,15 @@ class ResponsesApi:
             "invalid_value", "Only a response made in the background can be cancelled."
         )
 
-    async def _read(self, exchange: Exchange, frontend: Frontend) -> ResponsesRequest:
-        session = exchange.session_id
 
-        def parse(fields: Fields) -> ResponsesRequest:
-            return parse_responses_request(fields, frontend.vocab_size, session)
+async def _read(exchange: Exchange, model: ServedModel) -> ResponsesRequest:
+    session, vocab_size = exchange.session_id, model.frontend.vocab_size
+    takes_media = model.card.has_vision
 
-        return await exchange.read(parse)
+    def parse(fields: Fields) -> ResponsesRequest:
+        return parse_responses_request(fields, vocab_size, session, takes_media=takes_media)
+
+    return await exchange.read(parse)
 
 
 def _head(

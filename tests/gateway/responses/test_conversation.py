@@ -10,14 +10,14 @@ from ninfer.contract.chat import ChatMessage, TextPart, ToolCall
 from ninfer.contract.errors import RequestError
 from ninfer.gateway.fields import Fields
 from ninfer.gateway.responses.conversation import assemble
-from ninfer.gateway.responses.input_items import parse_input
+from ninfer.gateway.responses.input_items import ItemReader, parse_input
 from ninfer.gateway.responses.sealed_text import seal
-from ninfer.gateway.responses.tools import ToolSet, parse_tools
+from ninfer.gateway.responses.tools import parse_tools
 
 
 def turns(*items: Any, instructions: str | None = None, tools: Any = None) -> list[ChatMessage]:
-    tool_set = parse_tools(Fields({"tools": tools})) if tools else ToolSet()
-    parsed = parse_input(Fields({"input": list(items)}), tool_set)
+    reader = ItemReader(parse_tools(Fields({"tools": tools})))
+    parsed = parse_input(Fields({"input": list(items)}), reader)
     meanings = [meaning for item in parsed for meaning in item.meanings]
     return list(assemble(instructions, meanings))
 
@@ -44,13 +44,13 @@ def called(call_id: str, name: str = "f", arguments: Any = None) -> ToolCall:
 
 
 def test_a_text_is_a_message_of_the_user() -> None:
-    (item,) = parse_input(Fields({"input": "hi"}), ToolSet())
+    (item,) = parse_input(Fields({"input": "hi"}), ItemReader())
     assert item.meanings == (message("user", "hi"),)
 
 
 @pytest.mark.parametrize("value", [None, "", []])
 def test_empty_input_has_no_items(value: Any) -> None:
-    assert parse_input(Fields({"input": value}), ToolSet()) == ()
+    assert parse_input(Fields({"input": value}), ItemReader()) == ()
 
 
 def test_instructions_lead_and_system_messages_stay_in_place() -> None:
@@ -250,7 +250,7 @@ def test_an_unknown_type_that_says_something_is_a_message() -> None:
 
 @pytest.mark.parametrize("item", [{"type": "item_reference", "id": "rs_1"}, {"id": "rs_1"}])
 def test_references_are_left_to_the_store(item: dict[str, Any]) -> None:
-    (parsed,) = parse_input(Fields({"input": [item]}), ToolSet())
+    (parsed,) = parse_input(Fields({"input": [item]}), ItemReader())
     assert (parsed.reference, parsed.meanings) == ("rs_1", ())
 
 
@@ -302,4 +302,4 @@ def test_bad_items_are_named(item: Any, code: str, path: str | None) -> None:
 
 def test_input_of_another_type_is_named() -> None:
     with pytest.raises(RequestError, match="'input' must be a string or a list"):
-        parse_input(Fields({"input": {}}), ToolSet())
+        parse_input(Fields({"input": {}}), ItemReader())

@@ -17,6 +17,7 @@ from ninfer.gateway.responses.request import parse_responses_request
 from ninfer.gateway.responses.sealed_text import seal
 from ninfer.gateway.responses.store import ResponseStore
 from ninfer.gateway.responses.stored_items import stored_input, stored_response
+from ninfer.gateway.responses.stored_media import said_with_files
 
 TEXT = {"type": "input_text", "text": "a"}
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
@@ -117,7 +118,7 @@ def handle(body: dict[str, Any]) -> None:
     history = find_history(store, request)
     conversation = read_conversation(history, request)
     orjson.dumps(request.echo)
-    said = stored_input("resp_b", conversation.said)
+    said = stored_input("resp_b", said_with_files(conversation.said, conversation.messages))
     store.put("resp_b", stored_response(history.before, said, _response("b"), "key"))
     again = parse_responses_request(
         Fields({"previous_response_id": "resp_b", "tools": body.get("tools")}), 300
