@@ -76,6 +76,10 @@ class TextOutputSession:
             raise InvariantError("the output session has ended")
         if not tokens:
             raise InvariantError("an output preview needs at least one token")
+        if limit is None and len(tokens) == 1:
+            plain = self._plain_preview(tokens[0])
+            if plain is not None:
+                return plain
         state, output = self._state.successor(), Output()
         finish, accepted = None, 0
         while finish is None and accepted < len(tokens):
@@ -120,6 +124,33 @@ class TextOutputSession:
         self._end(state, output, Ending.CUT)
         self._state = state
         return output.deltas()
+
+    def _plain_preview(self, token: GeneratedToken) -> OutputPreview | None:
+        """The preview of a whole piece of text in an answer without stop strings and calls, when
+        nothing waits: what all the rest of this class makes of it, at a fraction of the cost. None
+        for anything else."""
+        rules, state = self._rules, self._state
+        if (
+            state.phase is not Phase.ANSWER
+            or rules.stops is not None
+            or state.calls is not None
+            or state.held
+            or state.undecoded
+            or state.waiting
+            or token.token_id in rules.stop_ids
+            or token.token_id in rules.hidden_ids
+        ):
+            return None
+        try:
+            text = rules.token_bytes(token.token_id).decode()
+        except UnicodeDecodeError:
+            return None
+        if not text:
+            return None
+        state = state.successor()
+        state.num_tokens += 1
+        state.length += len(text)
+        return OutputPreview(1, None, (OutputDelta("content", text, (token,)),), state)
 
     def _accept(self, state: State, token: GeneratedToken, output: Output) -> Finish | None:
         rules = self._rules
