@@ -54,14 +54,15 @@ class Router:
         """What a method that the path does not take is told: `method_not_allowed`, or `not_found`
         for a path that nothing stands at. None: the path is not known."""
         if path is None:
-            tables = (self._exact, self._prefixes, self._patterns)
-            every = [methods for table in tables for methods in table.values()]
-            return _not_allowed(sorted({method for methods in every for method in methods}))
+            return _not_allowed(self._every_method())
         methods = self._methods_of(path)
         return _not_found(path) if methods is None else _not_allowed(list(methods))
 
     def allowed(self, path: str) -> str:
-        """The methods a path takes, with commas. Raises RequestError `not_found`."""
+        """The methods a path takes, with commas; those of any path for `*`, which stands for the
+        server. Raises RequestError `not_found`."""
+        if path == "*":
+            return _listed(self._every_method())
         methods = self._methods_of(path)
         if methods is None:
             raise _not_found(path)
@@ -78,6 +79,9 @@ class Router:
         yield from self._patterns.items()
         for prefix, methods in self._prefixes.items():
             yield prefix + REST, methods
+
+    def _every_method(self) -> list[str]:
+        return sorted({method for _, methods in self.routes() for method in methods})
 
     def _methods_of(self, path: str) -> Methods | None:
         found = self._find(path)

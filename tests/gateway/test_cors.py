@@ -97,3 +97,12 @@ async def test_odd_header_names_are_not_repeated() -> None:
         assert b" 204 " in answer.split(b"\r\n")[0]
         assert b"allow-headers" not in answer.lower()
         writer.close()
+
+
+async def test_options_of_the_server_itself(rig: Rig) -> None:
+    reader, writer = await rig.open_socket()
+    writer.write(b"OPTIONS * HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    head = await reader.read()
+    assert head.startswith(b"HTTP/1.1 204 ")
+    assert b"Allow: DELETE, GET, POST, HEAD\r\n" in head
+    writer.close()

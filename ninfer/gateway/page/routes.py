@@ -52,7 +52,7 @@ class Page:
         """The page, or what probes of the base URL expect."""
         if exchange.request.path != "/" or not accepts_html(exchange.request.headers):
             response = await health.index(exchange)
-            response.headers["Vary"] = "Accept"
+            response.headers.add("Vary", "Accept")
             return response
         return _serve(exchange, (await self._load())[INDEX], {"Vary": "Accept"})
 
