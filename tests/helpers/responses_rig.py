@@ -1,10 +1,13 @@
-"""Readers of what /v1/responses sends: one stream added up under all the rules of its order."""
+"""A client of /v1/responses: requests, and streams added up under all the rules of their order."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 from typing import Any
+
+from tests.helpers.answer_scripts import events_of
+from tests.helpers.gateway_rig import Answer, Rig
 
 _ID = re.compile(r"\b(resp|rs|msg|fc|ctc|call)_[A-Za-z0-9]{24}\b")
 _TEXT_OF_ITEM = {"function_call": "arguments", "custom_tool_call": "input"}
@@ -156,3 +159,25 @@ def accumulate(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
         reader.read(event)
     assert reader.final is not None, "the stream has no last event"
     return reader.final
+
+
+async def create(rig: Rig, **fields: Any) -> Answer:
+    return await rig.post("/v1/responses", {"input": "hi", **fields})
+
+
+async def created(rig: Rig, **fields: Any) -> dict[str, Any]:
+    answer = await create(rig, **fields)
+    assert answer.status == 200
+    response: dict[str, Any] = answer.json()
+    return response
+
+
+async def streamed_events(rig: Rig, **fields: Any) -> list[dict[str, Any]]:
+    answer = await create(rig, stream=True, **fields)
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    return events_of(answer.body)
+
+
+def said_to(rig: Rig) -> list[tuple[str, str]]:
+    return [(message.role, message.text) for message in rig.frontend.chats[-1].messages]

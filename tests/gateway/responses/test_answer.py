@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from ninfer.contract.chat import ToolSpec
 from ninfer.contract.errors import (
     DeviceError,
     InvariantError,
@@ -21,80 +16,29 @@ from ninfer.contract.errors import (
     Unavailable,
 )
 from ninfer.contract.generation import (
-    Admitted,
     CallMark,
-    Finish,
-    Finished,
     FinishReason,
     OutputDelta,
-    Progress,
-    Usage,
 )
 from ninfer.contract.sampling import GeneratedToken, TokenLogprobs
-from ninfer.gateway.choices import LiveEvent
 from ninfer.gateway.responses.answer import (
-    ResponseAnswer,
-    ResponseBuilder,
-    ResponseHead,
     ResponseWriter,
     failure_object,
 )
 from ninfer.gateway.responses.output_recorder import OutputRecorder, OutputView
 from ninfer.gateway.responses.sealed_text import unseal
-from ninfer.gateway.responses.tools import DeclaredTool, ToolSet
-from ninfer.gateway.tool_fields import FunctionTool
 from tests.helpers.answer_scripts import call, events_of, text, think
-from tests.helpers.fake_engine import TIMINGS
-from tests.helpers.responses_rig import StreamReader, accumulate, without_ids
-
-TOOLS = ToolSet(
-    (
-        DeclaredTool(FunctionTool(ToolSpec("f")), "f"),
-        DeclaredTool(FunctionTool(ToolSpec("patch"), is_custom=True), "patch"),
-        DeclaredTool(FunctionTool(ToolSpec("box.g")), "g", "box"),
-    )
+from tests.helpers.response_answers import (
+    LIMIT,
+    STOP,
+    TOOLS,
+    events_for,
+    make_answer,
+    streamed,
+    token_bytes,
+    whole,
 )
-STOP, LIMIT = FinishReason.STOP_TOKEN, FinishReason.OUTPUT_LIMIT
-
-
-def token_bytes(token_id: int) -> bytes:
-    return bytes([token_id])
-
-
-def make_answer(
-    kept: list[dict[str, Any]] | None = None, view: OutputView | None = None
-) -> ResponseAnswer:
-    head = ResponseHead("resp_" + "x" * 24, "m", 1_700_000_000, {"metadata": {}, "tools": []})
-    recorder = OutputRecorder(view or OutputView(), TOOLS, token_bytes)
-    kept = [] if kept is None else kept
-    return ResponseAnswer(head, recorder, kept.append)
-
-
-def events_for(deltas: Sequence[OutputDelta], reason: FinishReason = STOP) -> list[LiveEvent]:
-    """The last delta comes with the end."""
-    *early, last = [*deltas, None]
-    usage = Usage(3, len(deltas))
-    ends: tuple[OutputDelta, ...] = () if last is None else (last,)
-    return [
-        Admitted(Usage(3)),
-        *(Progress((delta,), usage) for delta in early if delta is not None),
-        Finished(Finish(reason), ends, usage, TIMINGS),
-    ]
-
-
-def streamed(events: Iterable[LiveEvent], **view: bool) -> list[dict[str, Any]]:
-    writer = ResponseWriter(make_answer(view=OutputView(**view)))
-    frames = [*writer.opening()]
-    for event in events:
-        frames += writer.frames(0, event)
-    return events_of(b"".join([*frames, *writer.closing()]))
-
-
-def whole(events: Iterable[LiveEvent], **view: bool) -> dict[str, Any]:
-    builder = ResponseBuilder(make_answer(view=OutputView(**view)))
-    for event in events:
-        builder.add(0, event)
-    return builder.answer()
+from tests.helpers.responses_rig import accumulate, without_ids
 
 
 def output_of(deltas: Sequence[OutputDelta], reason: FinishReason = STOP, **view: bool) -> Any:
@@ -383,54 +327,3 @@ def test_a_whole_response_is_kept_once_as_it_was_sent() -> None:
     assert kept == []
     frames += writer.closing()
     assert kept == [accumulate(events_of(b"".join(frames)))]
-
-
-PIECES = st.text(st.sampled_from('ab \n"\\{}é😀'), max_size=4)
-
-
-@st.composite
-def turns(draw: st.DrawFn) -> list[OutputDelta]:
-    """Thoughts, texts and calls in any order, in any pieces; the last call may be cut off."""
-    deltas: list[OutputDelta] = []
-    num_calls = 0
-    for kind in draw(st.lists(st.sampled_from(["think", "text", "f", "patch", "box.g"]))):
-        if kind == "think":
-            deltas += [delta for piece in draw(st.lists(PIECES)) for delta in think(piece)]
-        elif kind == "text":
-            deltas += text(*draw(st.lists(PIECES)))
-        else:
-            arguments = json.dumps({draw(st.sampled_from(["input", "x"])): draw(PIECES)})
-            cuts = draw(st.lists(st.integers(0, len(arguments)), max_size=3))
-            borders = [0, *sorted(cuts), len(arguments)]
-            pieces = [arguments[start:stop] for start, stop in pairwise(borders)]
-            deltas += call(num_calls, kind, *pieces)
-            num_calls += 1
-    if draw(st.booleans()):
-        deltas += call(num_calls, "f", '{"a"', is_whole=False)
-    return deltas
-
-
-@given(turns(), st.sampled_from([STOP, LIMIT]), st.booleans(), st.booleans(), st.booleans())
-def test_streams_add_up_to_the_whole_response(
-    deltas: list[OutputDelta], reason: FinishReason, summary: bool, sealed: bool, hidden: bool
-) -> None:
-    view = {"has_summary": summary, "seals_reasoning": sealed, "hides_reasoning": hidden}
-    events = streamed(events_for(deltas, reason), **view)
-    response = accumulate(events)
-    assert without_ids(response) == without_ids(whole(events_for(deltas, reason), **view))
-    said = "".join(delta.text for delta in deltas if delta.channel == "content")
-    parts = [part for item in response["output"] for part in item.get("content", ())]
-    texts = "".join(part["text"] for part in parts if part["type"] == "output_text")
-    assert texts.split() == said.split()
-    calls = [item for item in response["output"] if "call_id" in item]
-    assert len(calls) == sum(delta.call.begins for delta in deltas if delta.call is not None)
-
-
-def test_the_reader_of_these_tests_notices_what_is_wrong() -> None:
-    events = streamed(events_for([*text("a", "b"), *call(0, "f", "{}")]))
-    for index in range(len(events) - 1):
-        with pytest.raises((AssertionError, KeyError)):
-            accumulate([*events[:index], *events[index + 1 :]])
-    reader = StreamReader()
-    with pytest.raises(AssertionError):
-        reader.read({**events[0], "sequence_number": 1})
