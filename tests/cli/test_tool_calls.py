@@ -16,25 +16,13 @@ from ninfer.contract.generation import FinishReason
 from tests.cli.test_repl import Session, in_pipe, on_terminal
 from tests.helpers.command import ninfer
 from tests.helpers.scripted_chat import Script
+from tests.helpers.weather_tool import WEATHER_QUESTION, WEATHER_TOOL
 
-TOOL: Final[dict[str, Any]] = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Get the current weather for a city.",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string", "description": "The name of the city."}},
-            "required": ["city"],
-        },
-    },
-}
-QUESTION: Final = "How warm is it in Hamburg?"
 CALLS: Final = (("get_weather", '{"city":"Oslo"}'), ("now", "{}"))
 
 
 def with_tools(session: Session) -> Session:
-    session.conversation = Conversation(tools=read_tools([TOOL]))
+    session.conversation = Conversation(tools=read_tools([WEATHER_TOOL]))
     return session
 
 
@@ -102,12 +90,12 @@ async def test_saved_calls_go_on_waiting(tmp_path: Path) -> None:
 
 def test_run_shows_a_call_or_prints_it_as_json(tmp_path: Path) -> None:
     tools = tmp_path / "tools.json"
-    tools.write_text(json.dumps([TOOL]))
-    flags = ["--tools", str(tools), "--temperature", "0", "--prompt", QUESTION]
+    tools.write_text(json.dumps([WEATHER_TOOL]))
+    flags = ["--tools", str(tools), "--temperature", "0", "--prompt", WEATHER_QUESTION]
     assert ninfer("run", *flags).stdout == 'get_weather({"city":"Hamburg"})\n'
     request = tmp_path / "request.json"
-    messages = [{"role": "user", "content": QUESTION}]
-    request.write_text(json.dumps({"messages": messages, "tools": [TOOL]}))
+    messages = [{"role": "user", "content": WEATHER_QUESTION}]
+    request.write_text(json.dumps({"messages": messages, "tools": [WEATHER_TOOL]}))
     done = ninfer("run", "--messages", str(request), "--temperature", "0", "--json")
     assert json.loads(done.stdout)["tool_calls"] == [
         {"name": "get_weather", "arguments": {"city": "Hamburg"}}
@@ -119,7 +107,7 @@ def test_run_shows_a_call_or_prints_it_as_json(tmp_path: Path) -> None:
     [
         ([{"type": "function"}], "tools[0].name"),
         ({"tools": 5}, "tools"),
-        ({"tools": [TOOL], "tool_choice": "x"}, "tool_choice"),
+        ({"tools": [WEATHER_TOOL], "tool_choice": "x"}, "tool_choice"),
         (5, "tools"),
     ],
 )

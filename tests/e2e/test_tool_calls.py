@@ -11,20 +11,10 @@ import pytest
 
 from ninfer.options import EngineOptions
 from tests.helpers.served_model import served_demo_model
+from tests.helpers.weather_tool import WEATHER_QUESTION, WEATHER_TOOL
 
-QUESTION: Final[Any] = {"role": "user", "content": "How warm is it in Hamburg?"}
-WEATHER: Final[Any] = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Get the current weather for a city.",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string", "description": "The name of the city."}},
-            "required": ["city"],
-        },
-    },
-}
+QUESTION: Final[Any] = {"role": "user", "content": WEATHER_QUESTION}
+WEATHER: Final[Any] = WEATHER_TOOL
 RESULT: Final = json.dumps({"temperature": 12, "condition": "windy"})
 
 
