@@ -132,10 +132,8 @@ class Admission:
             self._start(record, self._choose(record), num_moves=0)
 
     def _admit(self, now: float) -> None:
-        for ticket in self._scheduler.admissible():
+        for ticket in self._scheduler.admissible(self._holds_back):
             record = self._records[ticket]
-            if self.awaits_sibling(record):
-                continue
             choice = self._choose(record)
             is_alone = self._scheduler.num_running + self._scheduler.num_paused == 0
             if not is_alone and not self._fits(self._pages_to_start(record, choice)):
@@ -144,6 +142,9 @@ class Admission:
             self._scheduler.take_lane(ticket)
             record.admitted_s = now
             self._start(record, choice, num_moves=0)
+
+    def _holds_back(self, ticket: int) -> bool:
+        return self.awaits_sibling(self._records[ticket])
 
     def _is_before_capture(self, record: RequestRecord) -> bool:
         if record.phase is Phase.MATERIALIZING:

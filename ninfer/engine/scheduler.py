@@ -15,7 +15,7 @@ It knows no clock, arrays, pages or text: only lanes, the order of arrival and h
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -115,14 +115,21 @@ class Scheduler:
         self._waiting[ticket] = _Entry(num_prompt_tokens)
         self.revision += 1
 
-    def admissible(self) -> Iterator[int]:
-        """Waiting tickets to try, oldest first: the head and at most `max_concurrency` followers.
+    def admissible(self, holds_back: Callable[[int], bool] = lambda _: False) -> Iterator[int]:
+        """Waiting tickets to try, oldest first: the head and at most `max_concurrency` followers,
+        without those that hold back: they want no lane now.
 
         Take a lane for each before asking for the next, or not.
         """
-        for ticket in list(self._waiting)[: self._num_lanes + 1]:
+        num_tried = 0
+        for ticket in list(self._waiting):
             if not self.has_free_lane or not self._may_be_admitted(ticket):
                 return
+            if holds_back(ticket):
+                continue
+            if num_tried > self._num_lanes:
+                return
+            num_tried += 1
             yield ticket
 
     def take_lane(self, ticket: int) -> None:

@@ -128,6 +128,22 @@ async def test_requests_with_a_prompt_of_their_own_go_past() -> None:
         assert_alone(await reading, requests)
 
 
+async def test_however_many_wait_for_siblings_a_free_lane_is_for_others() -> None:
+    async with cached_engine() as rig:
+        gate = rig.close_gate()
+        requests = [
+            *choices_of(rig, 4, question(seed=1)),
+            *choices_of(rig, 4, question(seed=2)),
+            rig.request(5, 3),
+        ]
+        reading = asyncio.create_task(read_all(rig, requests))
+        await spin()
+        assert (rig.engine.status().running, rig.engine.status().waiting) == (3, 6)
+        gate.open()
+        assert_alone(await reading, requests)
+        assert rig.engine.metrics.prompt_tokens_total == 2 * (NUM_TOKENS + 3) + 5
+
+
 async def test_the_next_one_leads_when_the_first_is_cancelled() -> None:
     async with cached_engine() as rig:
         gate = rig.close_gate()
