@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from aiohttp import web
 
-from ninfer.contract.chat import ChatPrompt, Frontend
+from ninfer.contract.chat import Frontend
 from ninfer.contract.errors import RequestError
-from ninfer.gateway.chat_request import parse_chat_request
+from ninfer.gateway.chat_request import ChatRequest, parse_chat_request
 from ninfer.gateway.exchange import Exchange
 from ninfer.gateway.fields import Fields, invalid_value, missing
+from ninfer.gateway.lifecycle import ServedModel
 from ninfer.gateway.off_loop import MANY_TOKENS, off_the_loop
 from ninfer.gateway.prompt_fields import parse_token_ids
 
@@ -27,7 +29,7 @@ class TokenizeRequest:
     wants_texts      the answer has a list of the tokens' texts
     """
 
-    source: ChatPrompt | str
+    source: ChatRequest | str
     path: str
     parses_special: bool
     wants_pieces: bool
@@ -37,13 +39,13 @@ class TokenizeRequest:
 async def tokenize(exchange: Exchange) -> web.StreamResponse:
     """Texts may be longer than the context: whoever wants to cut one has to know its length."""
     model = exchange.lifecycle.require_model()
-    frontend, session = model.frontend, exchange.session_id
+    frontend, read_chat = model.frontend, _chat_reader(exchange, model)
 
     def parse(fields: Fields) -> TokenizeRequest:
-        return _parse_tokenize(fields, frontend.vocab_size, session)
+        return _parse_tokenize(fields, read_chat)
 
     request = await exchange.read(parse)
-    token_ids = await _token_ids(frontend.for_context(None), request)
+    token_ids = await _token_ids(exchange, frontend.for_context(None), request)
 
     def answer() -> dict[str, Any]:
         return _token_lists(token_ids, request, frontend)
@@ -73,15 +75,20 @@ async def detokenize(exchange: Exchange) -> web.StreamResponse:
 
 async def apply_template(exchange: Exchange) -> web.StreamResponse:
     """The text that a chat request with the same fields would have tokenised."""
-    frontend, session = exchange.lifecycle.require_model().frontend, exchange.session_id
-
-    def parse(fields: Fields) -> ChatPrompt:
-        return parse_chat_request(fields, frontend.vocab_size, session).chat
-
-    return exchange.json({"prompt": await frontend.render_chat(await exchange.read(parse))})
+    model = exchange.lifecycle.require_model()
+    request = await exchange.read(_chat_reader(exchange, model))
+    chat = await exchange.acquire_media(request.chat, request.media)
+    return exchange.json({"prompt": await model.frontend.render_chat(chat)})
 
 
-def _parse_tokenize(fields: Fields, vocab_size: int, session_header: str | None) -> TokenizeRequest:
+def _chat_reader(exchange: Exchange, model: ServedModel) -> Callable[[Fields], ChatRequest]:
+    """Reads a conversation with all that a chat request may say of it."""
+    vocab_size, session = model.frontend.vocab_size, exchange.session_id
+    takes_media = model.card.has_vision
+    return lambda fields: parse_chat_request(fields, vocab_size, session, takes_media=takes_media)
+
+
+def _parse_tokenize(fields: Fields, read_chat: Callable[[Fields], ChatRequest]) -> TokenizeRequest:
     for name in ("add_special_tokens", "add_special"):
         fields.boolean(name)
     given = [name for name in _SOURCES if fields.has(name)]
@@ -91,11 +98,7 @@ def _parse_tokenize(fields: Fields, vocab_size: int, session_header: str | None)
         raise invalid_value(fields.path_of(given[1]), f"excludes {given[0]}")
     is_chat = given[0] == "messages"
     return TokenizeRequest(
-        source=(
-            parse_chat_request(fields, vocab_size, session_header).chat
-            if is_chat
-            else fields.string(given[0]) or ""
-        ),
+        source=read_chat(fields) if is_chat else fields.string(given[0]) or "",
         path=fields.path_of(given[0]),
         parses_special=fields.boolean("parse_special") is not False,
         wants_pieces=fields.flag("with_pieces"),
@@ -110,7 +113,7 @@ def _parse_tokens(fields: Fields, vocab_size: int) -> list[int]:
     return list(parse_token_ids(tokens, fields.path_of("tokens"), vocab_size)) if tokens else []
 
 
-async def _token_ids(frontend: Frontend, request: TokenizeRequest) -> list[int]:
+async def _token_ids(exchange: Exchange, frontend: Frontend, request: TokenizeRequest) -> list[int]:
     if request.source == "":
         return []
     if isinstance(request.source, str):
@@ -118,7 +121,8 @@ async def _token_ids(frontend: Frontend, request: TokenizeRequest) -> list[int]:
             request.source, request.path, parses_special=request.parses_special
         )
     else:
-        prompt = await frontend.prepare_chat(request.source)
+        chat = await exchange.acquire_media(request.source.chat, request.source.media)
+        prompt = await frontend.prepare_chat(chat)
     token_ids: list[int] = prompt.token_ids.tolist()
     return token_ids
 
