@@ -8,6 +8,7 @@ compile -> kept?  -> a matcher of its own
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,14 +23,17 @@ from ninfer.frontend.constraints.matcher import Matcher
 from ninfer.frontend.constraints.vocabulary import GrammarVocabulary
 
 MAX_BUILDS_AT_ONCE: Final = 2
-LONGEST_BUILD_S: Final = 10.0
-KEPT_BYTES: Final = 64 << 20
+LONGEST_BUILD_S: float = 10.0
+KEPT_BYTES: int = 64 << 20
+_STACK_BYTES: Final = 256 << 20
+"""Of address space: the library recurses along rules and references, and where its stack ends the
+process does. The bounds of grammars keep it well within."""
 _BASE_BYTES: Final = 64 << 10
 _BYTES_A_CHARACTER: Final = 64
 """About what a compiled grammar takes."""
 _LIMITS: Final = {
-    "max_items_in_row": 5_000,
-    "initial_lexer_fuel": 10_000_000,
+    "max_items_in_row": 20_000,
+    "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
     "step_max_items": 50_000,
     "max_lexer_states": 250_000,
@@ -89,7 +93,13 @@ class GrammarCompiler:
     async def _build(self, source: GrammarSource) -> LLMatcher:
         loop = asyncio.get_running_loop()
         self.num_builds += 1
-        built = await loop.run_in_executor(self._threads, self._built, source)
+        # A pool starts its threads when it is given work; they keep the stack they start with.
+        previous = threading.stack_size(_STACK_BYTES)
+        try:
+            build = loop.run_in_executor(self._threads, self._built, source)
+        finally:
+            threading.stack_size(previous)
+        built = await build
         self._keep(source, built)
         return built
 

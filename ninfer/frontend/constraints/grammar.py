@@ -18,6 +18,8 @@ from ninfer.contract.errors import RequestError
 from ninfer.frontend.constraints.gbnf import GbnfError, to_lark
 from ninfer.frontend.constraints.json_schema import (
     MAX_CHARACTERS,
+    MAX_GRAMMAR_CHARACTERS,
+    MAX_TEXT_CHARACTERS,
     invalid,
     prepare_schema,
     too_complex,
@@ -26,6 +28,7 @@ from ninfer.frontend.constraints.vocabulary import quoted
 
 _WHITE_SPACE: Final = r"( |\n{1,2} {0,32})"
 """Between two tokens of JSON at most this: a model must not write blanks for ever."""
+MAX_COLONS: Final = 4_000
 _TOO_LARGE: Final = re.compile(r"too (?:big|large|complex|many)|limit|fuel|exceed", re.IGNORECASE)
 
 
@@ -56,8 +59,10 @@ def build_grammar(constraint: Constraint) -> Grammar:
     """Raises RequestError: `invalid_json_schema`, `invalid_grammar`, `schema_too_complex`, each
     with the field or the place in the schema."""
     text, param = constraint.text, constraint.param
-    if len(text) > MAX_CHARACTERS:
-        raise too_complex(param, f"has more than {MAX_CHARACTERS} characters")
+    is_json = constraint.kind in ("json_schema", "choice")
+    most = MAX_CHARACTERS if is_json else MAX_GRAMMAR_CHARACTERS
+    if len(text) > most:
+        raise too_complex(param, f"has more than {most} characters")
     match constraint.kind:
         case "json_object":
             return schema_grammar({"type": "object"})
@@ -66,18 +71,27 @@ def build_grammar(constraint: Constraint) -> Grammar:
         case "regex":
             return Grammar(LLMatcher.grammar_from_regex(text))
         case "choice":
-            return lark_grammar(f"start: {' | '.join(map(quoted, _choices(text, param)))}")
+            choices = " | ".join(map(quoted, _choices(text, param)))
+            return lark_grammar(f"start: CHOICE\nCHOICE: {choices}")
         case "gbnf":
+            _check_num_rules(text, param)
             try:
                 return lark_grammar(to_lark(text))
             except GbnfError as error:
                 raise invalid_grammar(param, f"is no GBNF grammar: {error}") from None
         case "lark":
+            _check_num_rules(text, param)
             return lark_grammar(text)
 
 
+def _check_num_rules(text: str, param: str) -> None:
+    """Every rule, and every member of a schema in a Lark grammar, has a colon."""
+    if text.count(":") > MAX_COLONS:
+        raise too_complex(param, f"has more than {MAX_COLONS} colons, so too many rules")
+
+
 def lark_grammar(text: str) -> Grammar:
-    return Grammar(LLMatcher.grammar_from_lark(text))
+    return Grammar(json.dumps({"grammars": [{"lark_grammar": text}]}))
 
 
 def schema_grammar(prepared: dict[str, Any]) -> Grammar:
@@ -100,4 +114,6 @@ def _choices(text: str, param: str) -> list[str]:
         raise invalid_grammar(param, "must be a list of at least one string")
     if not all(isinstance(choice, str) for choice in choices):
         raise invalid_grammar(param, "must be a list of strings")
+    if max(map(len, choices)) > MAX_TEXT_CHARACTERS:
+        raise too_complex(param, f"has a string of more than {MAX_TEXT_CHARACTERS} characters")
     return choices

@@ -9,17 +9,27 @@ refused (strict) or left out; some keywords are first brought to others that mea
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from ninfer.contract.errors import RequestError
 from ninfer.frontend.constraints.schema_walk import children, path_of, resolve, rewritten
+from ninfer.frontend.control_text import strings_of
 
 MAX_CHARACTERS: Final = 524_288
+MAX_GRAMMAR_CHARACTERS: Final = 32_768
+"""Of a regular expression or another grammar; of all patterns of a schema together."""
+MAX_TEXT_CHARACTERS: Final = 8_192
+"""Of a string that an answer must spell."""
+MAX_PROPERTIES: Final = 3_000
 MAX_DEPTH: Final = 64
+MAX_LEVELS: Final = 4_000
+"""Of nesting, when every reference is followed once: the grammar library recurses so deep."""
 MAX_ROUNDS: Final = 64
 """Of the search for a schema without an end; what is nested deeper is taken to have one."""
+_INSIDE: Final = 1e-6
 LARGEST_INTEGER: Final = 10**18
 """Bound of integers that have none of their own: a model must not write digits for ever."""
 
@@ -64,6 +74,7 @@ _FORMAT_PATTERNS: Final[Mapping[str, str]] = {
     "date-time": f"^{_DATE}T{_TIME}$",
 }
 """Exact but for leap seconds, which are left out: only real days from year 1 on."""
+_BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _COUNTS: Final = (
     "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties",
 )  # fmt: skip
@@ -83,6 +94,7 @@ def prepare_schema(text: str, param: str, *, is_strict: bool) -> dict[str, Any]:
     if not isinstance(root, dict):
         raise invalid(param, "must be an object or a boolean")
     _check(root, root, param, is_strict)
+    _check_amounts(root, param)
     prepared = rewritten(root, param, lambda schema, path: _supported(schema))
     _check_kept(prepared, param)
     if not _can_end(prepared):
@@ -101,11 +113,18 @@ def too_complex(path: str, rule: str) -> RequestError:
 
 def _parsed(text: str, param: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, parse_float=_finite, parse_constant=_finite)
     except RecursionError:
         raise too_complex(param, f"is nested deeper than {MAX_DEPTH}") from None
     except ValueError:
         raise invalid(param, "is not JSON") from None
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is no number of JSON")
+    return value
 
 
 def _check_depth(value: Any, param: str) -> None:
@@ -159,6 +178,12 @@ def _check_shapes(schema: Mapping[str, Any], path: str) -> None:
         value = schema.get(key, 0)
         if isinstance(value, bool) or not isinstance(value, int | float) or not _is_count(value):
             raise invalid(path_of(path, key), "must be a whole number of at least 0")
+    for key in _BOUNDS:
+        if not isinstance(schema.get(key, 0), int | float):
+            raise invalid(path_of(path, key), "must be a number")
+    kinds = schema.get("type", [])
+    if not isinstance(kinds, str | list) or not all(isinstance(kind, str) for kind in kinds):
+        raise invalid(path_of(path, "type"), "must be the name of a type or a list of names")
     for name, pattern in _patterns(schema, path):
         if not isinstance(pattern, str):
             raise invalid(name, "must be a string")
@@ -227,6 +252,7 @@ def _supported(schema: dict[str, Any]) -> dict[str, Any]:
         schema["items"] = schema.pop("additionalItems", True)
     schema.pop("additionalItems", None)
     _rewrite_format(schema)
+    _rewrite_narrow_range(schema)
     _bound_integers(schema)
     for key in _COUNTS:
         if isinstance(schema.get(key), float):
@@ -300,6 +326,21 @@ def _rewrite_nullable(schema: dict[str, Any]) -> None:
         schema["enum"] = [*schema["enum"], None]
 
 
+def _rewrite_narrow_range(schema: dict[str, Any]) -> None:
+    """The library takes a whole number that is excluded for allowed where the other bound is less
+    than 1 away: it is given a number a little inside."""
+    low, high = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+    least, most = schema.get("minimum", low), schema.get("maximum", high)
+    if not isinstance(least, int | float) or not isinstance(most, int | float):
+        return
+    if most - least >= 1 or schema.get("type") == "integer":
+        return
+    if low is not None and low == int(low) and "minimum" not in schema:
+        schema["minimum"] = schema.pop("exclusiveMinimum") + _INSIDE
+    if high is not None and high == int(high) and "maximum" not in schema:
+        schema["maximum"] = schema.pop("exclusiveMaximum") - _INSIDE
+
+
 def _bound_integers(schema: dict[str, Any]) -> None:
     kind = schema.get("type")
     is_integer = kind == "integer" or (
@@ -313,6 +354,50 @@ def _bound_integers(schema: dict[str, Any]) -> None:
         schema["minimum"] = -LARGEST_INTEGER
     if upper is None and (lower is None or lower < LARGEST_INTEGER):
         schema["maximum"] = LARGEST_INTEGER
+
+
+def _check_amounts(root: dict[str, Any], param: str) -> None:
+    """What the library would take too long for."""
+    if _num_levels(root) > MAX_LEVELS:
+        raise too_complex(param, f"is nested deeper than {MAX_LEVELS} through its references")
+    num_properties, num_characters = 0, 0
+    for schema in _all_schemas(root):
+        patterns = schema.get("patternProperties", {})
+        num_properties += len(schema.get("properties", {})) + len(patterns)
+        num_characters += len(schema.get("pattern", "")) + sum(map(len, patterns))
+        values = [schema.get("const"), schema.get("enum")]
+        if any(len(text) > MAX_TEXT_CHARACTERS for text in strings_of(values)):
+            raise too_complex(param, f"has a value of more than {MAX_TEXT_CHARACTERS} characters")
+    if num_properties > MAX_PROPERTIES:
+        raise too_complex(param, f"has more than {MAX_PROPERTIES} properties")
+    if num_characters > MAX_GRAMMAR_CHARACTERS:
+        raise too_complex(
+            param, f"has patterns of more than {MAX_GRAMMAR_CHARACTERS} characters together"
+        )
+
+
+def _all_schemas(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    waiting: list[Any] = [root]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            yield node
+            waiting += [child for _, child in children(node, "")]
+
+
+def _num_levels(root: dict[str, Any]) -> int:
+    """Levels of the schema and of all that is referred to, one behind another."""
+    return _depth(root) + sum(_depth(resolve(root, name)) for name in _references(root))
+
+
+def _depth(schema: Any) -> int:
+    level, depth = [schema], 0
+    while level:
+        depth += 1
+        level = [
+            child for node in level if isinstance(node, dict) for _, child in children(node, "")
+        ]
+    return depth
 
 
 def _can_end(root: dict[str, Any]) -> bool:
@@ -331,16 +416,9 @@ def _can_end(root: dict[str, Any]) -> bool:
     return True
 
 
-def _references(schema: Any) -> set[str]:
-    found: set[str] = set()
-    waiting = [schema]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, dict):
-            if isinstance(node.get("$ref"), str):
-                found.add(node["$ref"])
-            waiting += [child for _, child in children(node, "")]
-    return found
+def _references(schema: dict[str, Any]) -> set[str]:
+    nodes = _all_schemas(schema)
+    return {node["$ref"] for node in nodes if isinstance(node.get("$ref"), str)}
 
 
 def _ends(schema: Any, ending: set[str]) -> bool:

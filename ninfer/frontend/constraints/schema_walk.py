@@ -70,11 +70,15 @@ def resolve(root: Any, reference: str) -> Any:
     for part in _parts(reference):
         if isinstance(node, dict) and part in node:
             node = node[part]
-        elif isinstance(node, list) and part.isdecimal() and int(part) < len(node):
+        elif isinstance(node, list) and _is_index(part, node):
             node = node[int(part)]
         else:
             raise LookupError(reference)
     return node
+
+
+def _is_index(part: str, node: list[Any]) -> bool:
+    return part.isdecimal() and len(part) < 10 and int(part) < len(node)
 
 
 def _parts(reference: str) -> list[str]:

@@ -1,0 +1,93 @@
+"""Grammars of all kinds but schemas: what they accept, and errors that name the field."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ninfer.contract.chat import ConstraintKind
+from tests.helpers.grammar_rig import PARAM, accepts, matcher, refusal
+
+ARITHMETIC = r"""
+root ::= term ("+" term)*  # a sum
+term ::= digit{1,3} | "(" root ")"
+digit ::= [0-9]
+"""
+JSON_GBNF = r"""
+root   ::= object
+value  ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::= "{" ws ( string ":" ws value ("," ws string ":" ws value)* )? "}" ws
+array  ::= "[" ws ( value ("," ws value)* )? "]" ws
+string ::= "\"" ( [^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) )* "\"" ws
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9] [1-9]{0,15})? ws
+ws ::= | " " | "\n" [ \t]{0,20}
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "good", "bad"),
+    [
+        ("json_object", "", ["{}", '{"a":[1]}'], ["[]", "1", ""]),
+        ("regex", "[0-9]{2,3}", ["12", "123"], ["1", "1234", "a"]),
+        ("regex", "^a/b|c\\d$", ["a/b", "c1"], ["a", "c"]),
+        ("choice", json.dumps(["yes", "no!", 'a"b\n', "\\d"]), ["yes", 'a"b\n', "\\d"], ["y", "1"]),
+        ("lark", 'start: "a" b*\nb: /[xy]/', ["a", "axy"], ["b"]),
+        ("gbnf", ARITHMETIC, ["1", "12+(3+4)", "(((1)))"], ["1+", "(1", "1234"]),
+        ("gbnf", JSON_GBNF, ['{"a": [1, 2.5e1, "xé\\n"]}', "{}"], ['{"a":tru}', "1"]),
+        ("gbnf", 'root ::= "ab" "c" | [a-z] [a-z] "d"', ["abc", "abd", "xyd"], ["xyc", "ab"]),
+        ("gbnf", 'root ::= [^"a-c\\n]+ | "\\x41\\u00e9"', ["xyz", "Aé"], ["xa", 'x"', "x\n"]),
+        ("gbnf", 'root ::= "a"? [-x]{2,} "" .', ["a--b", "xx\n"], ["a-", "b"]),
+        ("gbnf", 'root ::= root "a" | "b"', ["b", "baa"], ["a"]),
+    ],
+)
+def test_languages(kind: ConstraintKind, text: str, good: list[str], bad: list[str]) -> None:
+    start = matcher(kind, text)
+    assert [item for item in good if not accepts(start, item)] == []
+    assert [item for item in bad if accepts(start, item)] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("regex", "["),
+        ("regex", "(?=a)b"),
+        ("regex", "(a)\\1"),
+        ("choice", "[]"),
+        ("choice", "[1]"),
+        ("lark", "start: nothing"),
+        ("lark", 'begin: "a"'),
+        ("lark", "start: " + "(" * 5000 + '"a"' + ")" * 5000),
+        ("gbnf", "root ::= undefined_rule"),
+        ("gbnf", 'start ::= "a"'),
+        ("gbnf", 'root ::= "a'),
+        ("gbnf", 'root ::= "a" )'),
+        ("gbnf", 'root ::= ( "a"'),
+        ("gbnf", "root ::= *"),
+        ("gbnf", "root ::= []"),
+        ("gbnf", 'root ::= "a"{1,99999999}'),
+        ("gbnf", 'root ::= "\\U99999999"'),
+        ("gbnf", 'root ::= "a"\nroot ::= "b"'),
+        ("gbnf", '"a"'),
+        ("gbnf", "root ::= " + "(" * 10_000 + '"a"' + ")" * 10_000),
+    ],
+)
+def test_bad_grammars(kind: ConstraintKind, text: str) -> None:
+    assert refusal(kind, text) == ("invalid_grammar", PARAM)
+
+
+@pytest.mark.parametrize("kind", ["regex", "lark", "gbnf", "choice", "json_schema"])
+def test_size_is_bounded(kind: ConstraintKind) -> None:
+    assert refusal(kind, "x" * 600_000) == ("schema_too_complex", PARAM)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("regex", "[ab]?" * 6000),
+        ("lark", "start: a" + "\nb: a" * 4500),
+        ("choice", json.dumps(["a" * 9000])),
+    ],
+)
+def test_amounts_are_bounded(kind: ConstraintKind, text: str) -> None:
+    assert refusal(kind, text) == ("schema_too_complex", PARAM)
