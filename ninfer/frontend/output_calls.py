@@ -61,7 +61,10 @@ class AnswerCalls:
         """Show text up to where a call may begin, and begin to read it there."""
         held = state.held
         opening, limit, is_final = None, len(held), ending is not None
-        if "<" in held:
+        if "<" not in held:
+            if not is_final:
+                return self._flow.pass_on(state, output, limit, is_final=False)
+        else:
             start = max(state.num_scanned, calls.text_until)
             opening = find_opening(held, start)
             if opening is not None:

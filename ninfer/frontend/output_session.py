@@ -126,15 +126,15 @@ class TextOutputSession:
         return output.deltas()
 
     def _plain_preview(self, token: GeneratedToken) -> OutputPreview | None:
-        """The preview of a whole piece of text in an answer without stop strings and calls, when
-        nothing waits: what all the rest of this class makes of it, at a fraction of the cost. None
-        for anything else."""
+        """The preview of a whole piece of text in an answer without stop strings, when nothing
+        waits and no call can begin: what all the rest of this class makes of it, at a fraction of
+        the cost. None for anything else."""
         rules, state = self._rules, self._state
         if (
             state.phase is not Phase.ANSWER
             or rules.stops is not None
-            or state.calls is not None
             or state.held
+            or state.blank is not None
             or state.undecoded
             or state.waiting
             or token.token_id in rules.stop_ids
@@ -145,7 +145,7 @@ class TextOutputSession:
             text = rules.token_bytes(token.token_id).decode()
         except UnicodeDecodeError:
             return None
-        if not text:
+        if not text or (state.calls is not None and ("<" in text or text[-1].isspace())):
             return None
         state = state.successor()
         state.num_tokens += 1

@@ -48,7 +48,8 @@ class TextFlow:
             return None
         text = state.held[:limit]
         num_shown = len(text.rstrip())
-        output.show(state, num_shown, self._channel)
+        if num_shown:
+            output.show(state, num_shown, self._channel)
         if num_shown < limit:
             state.blank = Blank(state.blank, state.settled, text[num_shown:], ())
             state.drop(limit - num_shown)
