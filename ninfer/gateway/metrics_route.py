@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Final, TypeAlias
@@ -38,7 +39,9 @@ async def metrics(exchange: Exchange) -> web.StreamResponse:
     model = exchange.lifecycle.model
     families = [*gateway_families(exchange.counters), *(model.metrics() if model else ())]
     families += alias_families(families, exchange.options.metric_aliases)
-    return exchange.text(prometheus_text(families, exchange.served_name), CONTENT_TYPE_LATEST)
+    # Writing takes milliseconds, in which streams would stand still.
+    text = await asyncio.to_thread(prometheus_text, families, exchange.served_name)
+    return exchange.text(text, CONTENT_TYPE_LATEST)
 
 
 async def flush_cache(exchange: Exchange) -> web.StreamResponse:
