@@ -60,12 +60,12 @@ async def test_every_request_ends_once_with_the_answer_it_has_alone() -> None:
         await wait_until_idle(server)
         num_tasks, descriptors = len(asyncio.all_tasks()), num_descriptors()
 
-        await run_crowd(server.url, NUM_CLIENTS, SECONDS / 3, answers, Report())
+        await run_crowd(server.url, NUM_CLIENTS // 4, SECONDS / 4, answers, Report())
         await wait_until_idle(server)
         warm_bytes = resident_bytes()
 
         report = Report()
-        await run_crowd(server.url, NUM_CLIENTS, SECONDS * 2 / 3, answers, report, seed=1000)
+        await run_crowd(server.url, NUM_CLIENTS, SECONDS * 3 / 4, answers, report, seed=1000)
         await wait_until_idle(server)
 
         print("\n" + "\n".join(report.lines()))
