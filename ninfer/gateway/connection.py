@@ -42,12 +42,14 @@ _REQUEST_LINE: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+(?: (\S+) HTTP/1
 _TARGET: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+ ([^\s?]+)")
 """A method and the path of its target, however the request goes on."""
 MethodRefusal: TypeAlias = Callable[[str | None], RequestError]
+ErrorNote: TypeAlias = Callable[[BaseException], None]
 
 
 class Connection(web.RequestHandler):
     """A client connection. `begin_request` and `end_request` bracket every request on it.
 
     refuse_method   the error for a method that HTTP does not know, given the path if it is known
+    note_error      is told of each error that is answered here
     """
 
     __slots__ = (
@@ -59,6 +61,7 @@ class Connection(web.RequestHandler):
         "_header_timer",
         "_is_serving",
         "_needs_client",
+        "_note_error",
         "_num_answered",
         "_refuse_method",
     )
@@ -69,6 +72,7 @@ class Connection(web.RequestHandler):
         loop: asyncio.AbstractEventLoop,
         limits: GatewayLimits,
         refuse_method: MethodRefusal,
+        note_error: ErrorNote,
     ) -> None:
         super().__init__(
             server,
@@ -83,6 +87,7 @@ class Connection(web.RequestHandler):
         )
         self._gateway_limits = limits
         self._refuse_method = refuse_method
+        self._note_error = note_error
         self._head = b""
         self._head_bytes = 0
         self._has_body_rest = False
@@ -115,10 +120,8 @@ class Connection(web.RequestHandler):
             self._head_bytes = 0
             return
         self._head_bytes += num_bytes
-        transport = self.transport
-        if self._head_bytes > self._most_head_bytes and transport is not None:
-            transport.write(_raw_answer(_long_headers(), self._family()))
-            self.force_close()
+        if self._head_bytes > self._most_head_bytes:
+            self._refuse(_long_headers(), self._family())
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's own: keep it open?
         self._has_half_closed = True
@@ -129,10 +132,9 @@ class Connection(web.RequestHandler):
         self._is_serving = True
         self._has_body_rest = False
         self._stop_header_timer()
-        if version < HttpVersion10 and self.transport is not None:
+        if version < HttpVersion10:
             error = RequestError("invalid_http", "The request line must name HTTP/1.1 or HTTP/1.0.")
-            self.transport.write(_raw_answer(error, self._family()))
-            self.force_close()
+            self._refuse(error, self._family())
             raise ConnectionResetError("a request without a version")
         self._head = b""
 
@@ -179,9 +181,8 @@ class Connection(web.RequestHandler):
         else:
             error = self._parse_error(exc)
             family = self._family()
-        if request.writer.output_size == 0 and self.transport is not None:
-            # Written by hand: aiohttp takes a request that it could not read for HTTP/1.0.
-            self.transport.write(_raw_answer(error, family))
+        if request.writer.output_size == 0:
+            self._refuse(error, family)
         self.force_close()
         raise ConnectionError("nothing more to answer")
 
@@ -215,19 +216,28 @@ class Connection(web.RequestHandler):
 
     def _on_header_timeout(self) -> None:
         self._header_timer = None
-        transport = self.transport
-        if transport is None:
-            return
         error = RequestError("request_timeout", "The request's headers did not arrive in time.")
-        transport.write(_raw_answer(error, self._family()))
+        self._refuse(error, self._family())
+
+    def _refuse(self, error: BaseException, family: ErrorFamily) -> None:
+        """Answer and close. Written by hand: there is no request yet, and aiohttp takes one that
+        it could not read for HTTP/1.0."""
+        if self.transport is None:
+            return
+        self._note_error(error)
+        self.transport.write(_raw_answer(error, family))
         self.force_close()
 
 
 class RefusedConnection(asyncio.Protocol):
     """A connection beyond the cap: told so and closed, without a parser or a task."""
 
+    def __init__(self, note_error: ErrorNote) -> None:
+        self._note_error = note_error
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         error = Unavailable("server_overloaded", "Too many open connections.", 1.0)
+        self._note_error(error)
         if isinstance(transport, asyncio.Transport):
             transport.write(_raw_answer(error))
         transport.close()
@@ -237,17 +247,24 @@ class ConnectionFactory:
     """Makes the protocol of each accepted connection."""
 
     def __init__(
-        self, server: web.Server, limits: GatewayLimits, refuse_method: MethodRefusal
+        self,
+        server: web.Server,
+        limits: GatewayLimits,
+        refuse_method: MethodRefusal,
+        note_error: ErrorNote,
     ) -> None:
         self._server = server
         self._limits = limits
         self._refuse_method = refuse_method
+        self._note_error = note_error
         self._loop = asyncio.get_running_loop()
 
     def __call__(self) -> asyncio.Protocol:
         if len(self._server.connections) >= self._limits.max_connections:
-            return RefusedConnection()
-        return Connection(self._server, self._loop, self._limits, self._refuse_method)
+            return RefusedConnection(self._note_error)
+        return Connection(
+            self._server, self._loop, self._limits, self._refuse_method, self._note_error
+        )
 
 
 def _long_headers() -> RequestError:

@@ -69,7 +69,9 @@ class Listener:
 async def open_listener(gateway: Gateway, host: str, port: int) -> Listener:
     """Start to listen. Raises OptionError when the address cannot be had."""
     connections = web.Server(gateway.handle, handler_cancellation=True)
-    factory = ConnectionFactory(connections, gateway.limits, gateway.refuse_method)
+    factory = ConnectionFactory(
+        connections, gateway.limits, gateway.refuse_method, gateway.counters.http.note_error
+    )
     loop = asyncio.get_running_loop()
     try:
         server = await loop.create_server(factory, host, port, backlog=_BACKLOG)

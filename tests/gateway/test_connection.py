@@ -363,3 +363,22 @@ async def test_slow_headers_on_a_known_path_are_told_in_its_familys_words() -> N
         head, body = await ask(rig, b"POST /v1/messages HTTP/1.1\r\nHost: x\r\n")
         assert head.split()[1] == b"408"
         assert orjson.loads(body)["error"]["type"] == "timeout_error"
+
+
+async def test_what_is_refused_before_it_is_a_request_is_counted() -> None:
+    limits = GatewayLimits(header_timeout_s=0.1, max_connections=1)
+    async with running_gateway(limits=limits) as rig:
+        slow = asyncio.create_task(ask(rig, HEAD))
+        await asyncio.sleep(0.05)
+        await ask(rig, HEAD)
+        await slow
+        for text in (b"not http\r\n\r\n", HEAD + b"X: " + b"y" * 20_000 + b"\r\n\r\n"):
+            await ask(rig, text)
+        families = {family.name: family for family in rig.gateway.counters.http.families()}
+        counts = {dict(s.labels)["code"]: s.value for s in families["http_errors"].samples}
+        assert counts == {
+            "server_overloaded": 1,
+            "request_timeout": 1,
+            "invalid_http": 1,
+            "headers_too_large": 1,
+        }
