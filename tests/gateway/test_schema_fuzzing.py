@@ -92,7 +92,7 @@ def test_no_request_that_the_document_describes_or_forbids_breaks_the_server(
     ask()
     if mode is GenerationMode.NEGATIVE:
         assert any(400 <= status < 500 for status in statuses), statuses
-    elif "{" not in path:
+    elif "{" not in path and "responses" not in path:  # most of those name what is not kept
         assert 200 in statuses, statuses
     with urllib.request.urlopen(f"{server}/health", timeout=60) as answer:
         assert answer.status == 200
