@@ -446,6 +446,14 @@ class TestChunking:
             answer = run_answer(pieces, RULES, **fields)
             assert (answer.pieces, answer.finish) == (whole.pieces, whole.finish)
 
+    @pytest.mark.parametrize("length", [63, 64, 65])
+    @pytest.mark.parametrize("end", ["\n", '" oops', "\\x", '", 5', ""])
+    def test_string_that_is_long_enough_to_be_shown_and_breaks(self, length: int, end: str) -> None:
+        text = f'<tool_call>{{"name":"g","arguments":{{"a":"{"z" * length}{end}'
+        whole = run_answer([text], RULES)
+        assert whole.pieces[0].channel == ("call" if length >= 64 else "content")
+        assert run_answer(list(text), RULES).pieces == whole.pieces
+
     def _check(self, name: str, answer: Answer) -> None:
         whole = WHOLE[name]
         assert (answer.pieces, answer.finish) == (whole.pieces, whole.finish)

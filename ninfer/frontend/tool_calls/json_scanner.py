@@ -141,9 +141,9 @@ class JsonScanner:
             else:
                 self._has_value()
             return Step.MOVED
-        if _ESCAPE_START.fullmatch(text, end):
-            return Step.MOVED if moved else Step.WAITS
-        return Step.WRONG
+        if moved:
+            return Step.MOVED
+        return Step.WAITS if _ESCAPE_START.fullmatch(text, end) else Step.WRONG
 
     def _word(self, text: str, is_last: bool) -> Step:
         end = _match_end(_WORD, text, self.place)
