@@ -689,8 +689,8 @@ __device__ __forceinline__ void multiply_units(const SharedLayout& shared, RingP
     const u32 stage = shared.ring + at.stage * unit_bytes<Format>(kPartsPerUnit);
     barrier_wait(shared.full + at.stage * 8, at.parity);
     const Part<Format> part = load_part<Format>(stage + from.weights, stage + from.slab);
-    __syncwarp();
-    if (lane == 0) barrier_arrive(shared.empty() + at.stage * 8);
+    // Every lane for itself: one for all would be as fast, but racecheck follows no warp barrier.
+    barrier_arrive(shared.empty() + at.stage * 8);
     at.advance(stages);
     multiply_part(sum, part, from.columns);
 #pragma unroll
@@ -749,7 +749,7 @@ __device__ __forceinline__ void linear_small_t(const LinearParams& p) {
 #pragma unroll 1
     for (int stage = 0; stage < p.stages; ++stage) {
       barrier_init(shared.full + stage * 8, fill_threads());
-      barrier_init(shared.empty() + stage * 8, Shape<Format>::kWarps);
+      barrier_init(shared.empty() + stage * 8, Shape<Format>::kConsumers);
     }
     barrier_init_fence();
   }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from ninfer.program import host_memory
 from ninfer.program.cuda_costs import CudaCosts
 from ninfer.program.executors.cuda import CudaExecutor
 from ninfer.program.executors.cuda_device import CudaDevice
-from ninfer.program.executors.cuda_driver import CudaDriver
+from ninfer.program.executors.cuda_driver import CudaDriver, HostArray
 from ninfer.program.executors.cuda_support import unsupported_reason
 from ninfer.program.executors.cuda_tensor import Arena
 from ninfer.program.executors.cuda_weight_store import WeightStore
@@ -129,24 +130,42 @@ def build_cuda(
     with ExitStack() as undo:
         undo.callback(driver.close)
         plan = plan_on(config, driver, options, bands=bands)
-        try:
-            weights = _load_weights(driver, plan, fill)
-            workspace = _make_workspace(config, driver, plan)
-        except MemoryError as error:
-            raise OptionError(
-                flag_of("memory_budget"),
-                f"the device gives less memory than the plan's {plan.memory.total_bytes:,} bytes:"
-                f" {error}",
-            ) from error
-        try:
-            executor = CudaExecutor(config, plan.memory.capacity, driver, weights, workspace)
-        except MemoryError as error:
-            raise OptionError(
-                flag_of("host_cache_bytes"),
-                f"the system locks less memory than {plan.memory.host_bytes:,} bytes: {error}",
-            ) from error
+        with ThreadPoolExecutor(1, thread_name_prefix="ninfer-lock-memory") as beside:
+            # Locking memory takes seconds; reading weights does, too.
+            locking = beside.submit(_lock_host_blocks, driver, plan)
+            weights, workspace = _fill_device(config, driver, plan, fill)
+            host_blocks = locking.result()
+        executor = CudaExecutor(
+            config, plan.memory.capacity, driver, weights, workspace, host_blocks
+        )
         undo.pop_all()
     return BuiltExecutor(executor, plan)
+
+
+def _lock_host_blocks(driver: CudaDriver, plan: CudaPlan) -> HostArray:
+    """The host tier, page-locked. Raises OptionError."""
+    driver.activate()
+    try:
+        return driver.allocate_pinned(plan.memory.host_bytes, is_zeroed=False)
+    except MemoryError as error:
+        raise OptionError(
+            flag_of("host_cache_bytes"),
+            f"the system locks less memory than {plan.memory.host_bytes:,} bytes: {error}",
+        ) from error
+
+
+def _fill_device(
+    config: ModelConfig, driver: CudaDriver, plan: CudaPlan, fill: WeightFill
+) -> tuple[DeviceWeights, Workspace]:
+    """All memory of the device. Raises OptionError."""
+    try:
+        return _load_weights(driver, plan, fill), _make_workspace(config, driver, plan)
+    except MemoryError as error:
+        raise OptionError(
+            flag_of("memory_budget"),
+            f"the device gives less memory than the plan's {plan.memory.total_bytes:,} bytes:"
+            f" {error}",
+        ) from error
 
 
 def plan_on(

@@ -37,16 +37,15 @@ from ninfer.contract.units import (
     ScoreRow,
     UnitRow,
 )
-from ninfer.ops import prompt_logprobs
 from ninfer.program.executors.cpu_batch import check_rows
 from ninfer.program.executors.cuda_buffers import SMALL_TOKENS
-from ninfer.program.executors.cuda_driver import CudaDriver, Graph
+from ninfer.program.executors.cuda_driver import CudaDriver, Graph, HostArray
 from ninfer.program.executors.cuda_inputs import UnitTensors
 from ninfer.program.executors.cuda_model import CudaModel
 from ninfer.program.executors.cuda_mover import CudaMover
 from ninfer.program.executors.cuda_run_ahead import StepAhead, can_go_on, following
 from ninfer.program.executors.cuda_sampler import has_masks
-from ninfer.program.executors.cuda_scores import fill_scores, scoring_sample
+from ninfer.program.executors.cuda_scores import score_inputs
 from ninfer.program.executors.cuda_tensor import DeviceTensor
 from ninfer.program.executors.cuda_weights import DeviceWeights
 from ninfer.program.executors.cuda_workspace import Workspace
@@ -59,8 +58,8 @@ LONGEST_UNIT_S: Final = 180.0
 class CudaExecutor:
     """Implements contract Executor. Owns the driver: close gives all memory of the device back.
 
-    All memory of the device is there already (`weights`, `workspace`); running allocates nothing on
-    it. The host blocks are allocated here: MemoryError when the system locks no more memory.
+    All memory is there already (`weights`, `workspace`, `host_blocks`: page-locked, whole blocks in
+    a row); running allocates nothing.
     A decode row's bits do not depend on its mates or their number. Raises DeviceError.
     """
 
@@ -71,6 +70,7 @@ class CudaExecutor:
         driver: CudaDriver,
         weights: DeviceWeights,
         workspace: Workspace,
+        host_blocks: HostArray,
         *,
         longest_unit_s: float = LONGEST_UNIT_S,
     ) -> None:
@@ -89,7 +89,7 @@ class CudaExecutor:
         self._mover = CudaMover(
             driver,
             workspace.memory,
-            capacity.num_host_blocks,
+            host_blocks,
             max_rows=capacity.max_concurrency,
         )
         self._graphs: DecodeGraphs[Graph] = DecodeGraphs(
@@ -214,30 +214,26 @@ class CudaExecutor:
     async def _scores(
         self, hidden: DeviceTensor, score: ScoreRow, start: int
     ) -> PromptScores | None:
-        """Scores behind the inputs of a prompt's unit; None when logits are not finite.
+        """Scores behind the inputs of a prompt's unit; None when logits are not finite."""
 
-        The sampler makes them, told to choose just the tokens that came: what leaves the device is
-        what was asked for, not the logits.
-        """
-        sampler, num_targets = self._workspace.sampler, score.targets.size
-        scores = prompt_logprobs.empty(start + score.first + 1, num_targets, score.num_top)
-        step = min(SMALL_TOKENS, sampler.max_rows)
-        for done in range(0, num_targets, step):
-            num_rows = min(step, num_targets - done)
-            first, logits = score.first + done, self._workspace.logits(num_rows)
-            targets = score.targets[done : done + num_rows].tolist()
-            samples = [scoring_sample(target, score.num_top) for target in targets]
-            sampler.write(samples)
-            sampler.queue_copy_in(num_rows)
-            self._model.queue_logits(hidden.rows(first, first + num_rows), logits)
-            sampler.queue(logits)
-            sampler.queue_copy_out(num_rows)
-            self._driver.mark()
-            await self._completion()
-            outputs = sampler.parse(samples, sampler.results(num_rows, sampler.side))
-            if not fill_scores(scores, done, targets, outputs):
-                return None
-        return scores
+        def queue_logits(first: int, last: int) -> DeviceTensor:
+            logits = self._workspace.logits(last - first)
+            self._model.queue_logits(hidden.rows(first, last), logits)
+            return logits
+
+        max_rows = self._workspace.sampler.max_rows
+        return await score_inputs(score, start, queue_logits, self._choose, max_rows=max_rows)
+
+    async def _choose(
+        self, samples: tuple[SampleRow, ...], logits: DeviceTensor
+    ) -> tuple[RowOutput, ...]:
+        """Tokens from logits that are queued."""
+        sampler = self._workspace.sampler
+        sampler.write(samples)
+        sampler.queue_copy_in(len(samples))
+        await self._queue_choice(samples, logits)
+        await self._completion(sampler.side)
+        return sampler.parse(samples, sampler.results(len(samples), sampler.side))
 
     def queue_decode(self, num_rows: int) -> None:
         """Queue one decode step between the copies in and the copy out: what the graphs hold.

@@ -22,7 +22,7 @@ from ninfer.contract.arrays import ByteArray
 from ninfer.contract.errors import InvariantError
 from ninfer.contract.units import Move, UnitRow
 from ninfer.ops import copies
-from ninfer.program.executors.cuda_driver import CudaDriver
+from ninfer.program.executors.cuda_driver import CudaDriver, HostArray
 from ninfer.program.executors.cuda_memory import CudaMemory
 from ninfer.program.executors.cuda_tensor import DeviceTensor
 
@@ -63,16 +63,16 @@ class CudaMover:
     """Raises DeviceError. One move at a time."""
 
     def __init__(
-        self, driver: CudaDriver, memory: CudaMemory, num_blocks: int, *, max_rows: int
+        self, driver: CudaDriver, memory: CudaMemory, host_blocks: HostArray, *, max_rows: int
     ) -> None:
-        """Allocates the host blocks, page-locked. Raises MemoryError. Queues a launch that copies
-        nothing, so that the kernel is loaded before the first request."""
+        """`host_blocks`: whole blocks, page-locked. Queues a launch that copies nothing, so that
+        the kernel is loaded before the first request."""
         self._driver = driver
         self._page = _page_parts(memory)
         self._state = _state_parts(memory)
         page_bytes = self.page_bytes
-        blocks = driver.allocate_pinned(num_blocks * page_bytes, is_zeroed=False)
-        self.host_blocks: ByteArray = blocks.reshape(num_blocks, page_bytes)
+        num_blocks = host_blocks.size // page_bytes if page_bytes > 0 else 0
+        self.host_blocks: ByteArray = host_blocks.reshape(num_blocks, page_bytes)
         self._pieces = _pieces_of(self._state, page_bytes) if page_bytes > 0 else None
         size = copies.RANGE.itemsize
         most = max(1, max_rows * self._page.sizes.size)
