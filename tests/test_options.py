@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 
 from ninfer import options
 from ninfer.contract.errors import OptionError
-from ninfer.options import (
-    EngineOptions,
-    OptionSpec,
-    ServeOptions,
-    add_options,
-    environment_name_of,
-    flag_of,
+from ninfer.option_values import (
     parse_bool,
     parse_bytes,
     parse_keys,
@@ -24,6 +18,14 @@ from ninfer.options import (
     parse_name,
     parse_names,
     parse_output_name,
+)
+from ninfer.options import (
+    EngineOptions,
+    OptionSpec,
+    ServeOptions,
+    add_options,
+    environment_name_of,
+    flag_of,
     read_options,
     specs_of,
 )

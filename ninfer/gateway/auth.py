@@ -15,7 +15,8 @@ from aiohttp import web
 
 from ninfer.contract.errors import OptionError
 from ninfer.gateway.errors import RoutingError
-from ninfer.options import ServeOptions, flag_of, parse_keys
+from ninfer.option_values import parse_keys
+from ninfer.options import ServeOptions, flag_of
 
 _KEY_HEADERS: Final = ("x-api-key", "api-key")
 _BEARER: Final = "bearer"
