@@ -89,12 +89,13 @@ class GuidedModel:
             await engine.aclose()
 
     async def request(
-        self, text: str, *, thinks: bool = False, tools: tuple[Any, ...] = (), **fields: Any
+        self, text: str, *, thinks: bool = False, declares: tuple[Any, ...] = (), **fields: Any
     ) -> GenerationRequest:
+        """A prepared request; `declares` are the tools of the prompt, `fields` GenerationParams."""
         prompt = await self.frontend.prepare_chat(
             ChatPrompt(
                 messages=(ChatMessage("user", (TextPart(text),)),),
-                tools=tools,
+                tools=declares,
                 template_kwargs={"enable_thinking": thinks},
             )
         )
