@@ -157,6 +157,23 @@ async def test_a_replica_that_is_gone_is_passed_by(site: Site) -> None:
     assert (len(gone.engine.handles), len(left.engine.handles)) == (0, 6)
 
 
+async def test_haproxy_asks_whether_a_replica_drains(tmp_path: Path) -> None:
+    """A replica that still takes requests, but said that it will not for long, gets no more."""
+    async with running_site("haproxy", tmp_path) as site:
+        site.play(say("ok"))
+        draining, left = site.replicas
+        draining.gateway.lifecycle.begin_drain()
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                before = len(draining.engine.handles)
+                for name in range(8):
+                    assert (await site.chat({SESSION_HEADER: f"conversation {name}"}))[0] == 200
+                if len(draining.engine.handles) == before:
+                    break
+                await asyncio.sleep(0.1)
+        assert len(left.engine.handles) >= 8
+
+
 async def test_errors_and_their_headers_pass(site: Site) -> None:
     for replica in site.replicas:
         replica.engine.refusal = Unavailable("server_overloaded", "Every place is taken.", 7.0)
