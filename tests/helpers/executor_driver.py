@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ninfer.contract.arrays import Float32Array, IntArray
+from ninfer.contract.masks import TokenMask
 from ninfer.contract.model import ModelSource
 from ninfer.contract.sampling import GeneratedToken, PromptScores, SamplingParams
 from ninfer.contract.units import (
@@ -224,6 +225,10 @@ def taken(output: RowOutput) -> GeneratedToken:
     assert output.is_finite
     assert output.token is not None
     return output.token
+
+
+def with_mask(sample: SampleRow, mask: TokenMask) -> SampleRow:
+    return dataclasses.replace(sample, mask=mask)
 
 
 def with_sample(row: UnitRow, sample: SampleRow) -> UnitRow:

@@ -14,6 +14,7 @@ from ninfer.contract.sampling import SamplingParams
 from ninfer.contract.units import SampleRow
 from ninfer.ops import philox, sampling
 from tests.helpers.executor_driver import sample_row
+from tests.helpers.fixed_mask import packed
 
 Logits = NDArray[np.float32]
 VOCAB = 12
@@ -209,6 +210,29 @@ def test_logprobs_are_those_of_the_raw_model() -> None:
     plain = sampling.reference(logits, sample_row(0, replace(params, top_logprobs=None)))
     assert plain is not None
     assert plain.logprobs is None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.3])
+def test_a_mask_leaves_only_its_tokens(temperature: float) -> None:
+    """As if all others were suppressed."""
+    rng = np.random.default_rng(6)
+    for position in range(50):
+        logits = rng.standard_normal(70).astype(np.float32)
+        allowed = np.unique(rng.integers(0, 70, rng.integers(1, 9))).tolist()
+        others = tuple(token for token in range(70) if token not in allowed)
+        params = SamplingParams(temperature=temperature, seed=1, top_p=0.9, logit_bias=((3, 2.0),))
+        row = sample_row(position, params)
+        want = chosen(logits, sample_row(position, params, suppressed=others))
+        got = sampling.reference(logits, row, packed(allowed, 70))
+        assert got is not None
+        assert got.token_id == want
+
+
+def test_an_empty_mask_gives_no_token_and_a_wrong_one_is_refused() -> None:
+    logits: Logits = np.zeros(70, np.float32)
+    assert sampling.reference(logits, sample_row(0), packed((), 70)) is None
+    with pytest.raises(OpContractError):
+        sampling.reference(logits, sample_row(0), np.zeros(2, np.uint32))
 
 
 def test_contract() -> None:
