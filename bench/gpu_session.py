@@ -1,13 +1,12 @@
 """One GPU session: every gpu test, then the model benchmarks, each in a process of its own.
 
     python -m bench.gpu_session --out DIR [--minutes 8] [--tests PATH,PATH|none] [--runs N]
-                                [--only MODEL,MODEL] [--sanitize N]
+                                [--only MODEL,MODEL]
 
 Kernels are compiled first, for all of it. Writes DIR/gpu_session.json (versions, outcomes of the
 tests, steps, the record of every benchmark) and DIR/gpu_session.log (all output), and prints a
 table last. What does not fit into the time is left out and named. The exit code is 1 when a test
-or a benchmark failed. With --sanitize, N parameter sets of every test of an Op run once more under
-each tool of compute-sanitizer.
+or a benchmark failed. `bench.sanitize` runs the tests of the Ops under compute-sanitizer.
 """
 
 from __future__ import annotations
@@ -33,8 +32,6 @@ TEST_PATHS: Final = (
     "tests/program",
     "tests/e2e",
 )
-SANITIZED_PATH: Final = "tests/ops"
-SANITIZER_TOOLS: Final = ("memcheck", "racecheck")
 LEAST_SECONDS: Final = 20.0
 """Nothing is started with less time left."""
 
@@ -69,6 +66,7 @@ RUNS: Final = (
 
 PYTEST: Final = (
     sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider",
+    "-o", "addopts=-ra --import-mode=importlib",
 )  # fmt: skip
 HEADING: Final = (
     "model weights tokens x batch | decode tok/s, step us, device us, % of floor (device) | gap us"
@@ -120,7 +118,6 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--tests", default=",".join(TEST_PATHS), help="none: no tests")
     parser.add_argument("--runs", type=int, default=len(RUNS), help="the first N benchmarks")
-    parser.add_argument("--sanitize", type=int, default=0, metavar="N")
     parser.add_argument("--only", type=chosen_runs, help="benchmarks of these models alone")
     arguments = parser.parse_args()
     runs = (RUNS if arguments.only is None else arguments.only)[: arguments.runs]
@@ -128,7 +125,6 @@ def main() -> int:
     session = Session(arguments.out, arguments.minutes)
     with tempfile.TemporaryDirectory() as folder:
         tests, records = run_all(session, Path(folder), arguments.tests, runs)
-        reports = run_sanitizer(session, arguments.sanitize) if arguments.sanitize else {}
     import cupy
 
     write_record(
@@ -136,7 +132,6 @@ def main() -> int:
         {
             **environment(cupy),
             "tests": tests,
-            "sanitizer": reports,
             "steps": session.steps,
             "records": records,
         },
@@ -178,37 +173,6 @@ def run_tests(session: Session, paths: list[str]) -> dict[str, int]:
     output = session.run("tests", [*PYTEST, "-rfE", "--maxfail=25", *paths], needed_s=60.0)
     print("\n".join(output.splitlines()[-30:]), flush=True)
     return _outcomes(output)
-
-
-def run_sanitizer(session: Session, sets_a_test: int) -> dict[str, dict[str, int]]:
-    """Outcomes of the chosen tests and the errors found, by tool."""
-    listed = session.run("list of tests", [*PYTEST, "--collect-only", SANITIZED_PATH])
-    chosen = _some_of_each(listed, sets_a_test)
-    reports = {}
-    for tool in SANITIZER_TOOLS:
-        # What the driver's Python package asks for and does not find is no error of ours.
-        command = [
-            "compute-sanitizer", "--tool", tool, "--report-api-errors", "no",
-            "--error-exitcode", "9",
-        ]  # fmt: skip
-        output = session.run(tool, [*command, *PYTEST, *chosen], needed_s=60.0)
-        found = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)", output)
-        reports[tool] = {"errors": sum(map(int, found)), **_outcomes(output)}
-        print(f"{tool}: {reports[tool]}, {len(found)} reports", flush=True)
-    return reports
-
-
-def _some_of_each(listed: str, sets_a_test: int) -> list[str]:
-    """Node ids of so many parameter sets of every test, spread over all of its sets."""
-    tests: dict[str, list[str]] = {}
-    for line in listed.splitlines():
-        if "::" in line:
-            tests.setdefault(line.partition("[")[0], []).append(line)
-    return [
-        sets[index * len(sets) // sets_a_test]
-        for sets in tests.values()
-        for index in range(min(sets_a_test, len(sets)))
-    ]
 
 
 def _outcomes(output: str) -> dict[str, int]:
