@@ -112,6 +112,7 @@ class TestXml:
             "a</function>\n</tool_call>b",
             "</parameter>",
             "</parameter>\n</tool_call>\nb",
+            "</parameter>\n</tool_call>\n<tool",
             "<parameter=x>",
             "</parameter>\n<parameter=\nx>",
             "<tool_call>\n<function=ls>",
@@ -135,6 +136,13 @@ class TestXml:
     def test_missing_closing_marks_at_the_end(self, end: str) -> None:
         text = f"<tool_call>\n<function=note>\n<parameter=text>\na\n{end}"
         assert _by_characters(text).calls == [("note", {"text": "a"})]
+
+    def test_missing_end_of_a_function_before_another_call(self) -> None:
+        first = _xml("note", text="a").replace("</function>\n", "")
+        bare = "<tool_call>\n<function=g>\n</tool_call>"
+        answer = _by_characters(f"{first}\n{bare}\n{_xml('ls', path='/')}")
+        assert answer.calls == [("note", {"text": "a"}), ("g", {}), ("ls", {"path": "/"})]
+        assert answer.text() == ""
 
     def test_parameter_left_open_at_the_end_is_text(self) -> None:
         text = "<tool_call>\n<function=note>\n<parameter=text>\na\n"
@@ -457,6 +465,37 @@ class TestChunking:
     def _check(self, name: str, answer: Answer) -> None:
         whole = WHOLE[name]
         assert (answer.pieces, answer.finish) == (whole.pieces, whole.finish)
+
+
+class TestNoCall:
+    """Tools change nothing of an answer without calls."""
+
+    @given(
+        pieces=st.lists(st.text(alphabet="ab<> \n", min_size=1, max_size=5), max_size=12),
+        ends=st.booleans(),
+        stops=st.sampled_from([(), ("ab",), (" \n",), ("<a",)]),
+        opens=st.booleans(),
+        sizes=st.lists(st.integers(1, 3), max_size=6),
+    )
+    def test_same_text_and_tokens(
+        self, pieces: list[str], ends: bool, stops: tuple[str, ...], opens: bool, sizes: list[int]
+    ) -> None:
+        told, plain = (
+            run_transcript(
+                [*pieces, "."],
+                calls,
+                ends=ends,
+                stops=stops,
+                opens_in_reasoning=opens,
+                batch_sizes=sizes,
+            )
+            for calls in (RULES, None)
+        )
+        assert told.finish == plain.finish
+        assert told.accepted == plain.accepted
+        for channel in ("reasoning", "content"):
+            assert told.text(channel) == plain.text(channel)
+            assert told.token_ids(channel) == plain.token_ids(channel)
 
 
 FRAGMENTS: Final = [

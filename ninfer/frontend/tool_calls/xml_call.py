@@ -2,7 +2,8 @@
 
 A value is all text between its marks but for one line break at each end. Marks may occur in it: a
 `</parameter>` ends it only if, after white space, another parameter or `</function>` follows, or
-the text ends. So what has begun as a call can only be broken by the end of the text.
+`</tool_call>` and the next call, or the text ends. So what has begun as a call can only be broken by
+the end of the text.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ninfer.frontend.tool_calls.call_body import (
 )
 from ninfer.frontend.tool_calls.call_format import (
     CALL_CLOSE,
+    CALL_OPEN,
     FUNCTION_CLOSE,
     FUNCTION_OPEN,
     PARAMETER_CLOSE,
@@ -49,6 +51,7 @@ class _Next(Enum):
 
     PARAMETER = auto()
     FUNCTION_CLOSE = auto()
+    NEXT_CALL = auto()  # behind this call's closing mark
     NOTHING = auto()  # the text ends there, maybe with the call's closing mark
     UNKNOWN = auto()
     OTHER = auto()
@@ -117,9 +120,11 @@ class XmlCallBody:
                 self._open_parameter(text, self.place)
             case _Next.FUNCTION_CLOSE:
                 self._close_function(self.place + len(FUNCTION_CLOSE))
+            case _Next.NEXT_CALL if not self._needs_close:
+                self._close_function(self.place)
             case _Next.NOTHING if ending is Ending.NATURAL and not self._needs_close:
                 self._close_function(self.place)
-            case _Next.OTHER:
+            case _Next.OTHER | _Next.NEXT_CALL:
                 return Verdict.BROKEN
             case _:
                 return Verdict.OPEN
@@ -163,7 +168,9 @@ class XmlCallBody:
                 self._close_parameter(text, stop)
                 self._close_function(behind + len(FUNCTION_CLOSE))
                 return None
-            if follows is _Next.NOTHING and ending is Ending.NATURAL:
+            if follows is _Next.NEXT_CALL or (
+                follows is _Next.NOTHING and ending is Ending.NATURAL
+            ):
                 self._close_parameter(text, stop)
                 self._close_function(behind)
                 return None
@@ -222,10 +229,19 @@ def _what_follows(text: str, place: int) -> _Next:
     if _PARAMETER.match(text, place):
         return _Next.PARAMETER
     is_closed = text.startswith(CALL_CLOSE, place)
-    if skip_space(text, place + len(CALL_CLOSE) if is_closed else place) >= len(text):
+    behind = skip_space(text, place + len(CALL_CLOSE) if is_closed else place)
+    if behind >= len(text):
         return _Next.NOTHING
+    if is_closed:
+        return _after_close(text, behind)
     marks = (FUNCTION_CLOSE, PARAMETER_OPEN, CALL_CLOSE)
     may_follow = any(may_become(text, place, mark) for mark in marks)
     if may_follow or _PARAMETER_START.fullmatch(text, place):
         return _Next.UNKNOWN
     return _Next.OTHER
+
+
+def _after_close(text: str, place: int) -> _Next:
+    if text.startswith(CALL_OPEN, place):
+        return _Next.NEXT_CALL
+    return _Next.UNKNOWN if may_become(text, place, CALL_OPEN) else _Next.OTHER
