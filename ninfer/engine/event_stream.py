@@ -1,8 +1,8 @@
 """EventStream: the buffer between the worker and one consumer.
 
-The worker never waits for a consumer. Output that was not fetched yet is merged into one Progress,
-so a slow consumer holds at most Admitted, one Progress and the terminal event: no more memory than
-the answer itself.
+The worker never waits for a consumer. Output that was not fetched yet is handed over as one
+Progress: a slow consumer reads at most Admitted, one Progress and the terminal event, and what is
+kept for it grows with the answer alone.
 """
 
 from __future__ import annotations

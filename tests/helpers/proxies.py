@@ -65,7 +65,7 @@ async def running_proxy(
 ) -> AsyncIterator[Proxy]:
     """The documented configuration in front of replicas on `ports`."""
     program, port = require_proxy(name), _free_port()
-    await asyncio.to_thread(_make_certificate, folder)
+    await asyncio.to_thread(make_certificate, folder)
     write = _write_nginx if name == "nginx" else _write_haproxy
     arguments = write(folder, port, ports)
     with (folder / "stderr").open("wb") as stderr:
@@ -116,7 +116,8 @@ def _changed(name: str, changes: dict[str, str], replicas: Sequence[int]) -> str
     return text
 
 
-def _make_certificate(folder: Path) -> None:
+def make_certificate(folder: Path) -> None:
+    """`cert.pem` and `key.pem` of localhost, signed by nobody."""
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
          "-nodes", "-days", "2", "-subj", "/CN=localhost",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import ssl
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,7 @@ from ninfer.gateway.media.fetch import RemoteFetcher, SystemLookup
 from ninfer.gateway.media.limits import MediaLimits
 from tests.helpers.gateway_rig import until
 from tests.helpers.media_site import INSIDE, OUTSIDE, MediaSite, media_site, redirect, response
+from tests.helpers.proxies import make_certificate
 
 PATH = "messages[0].content[1].image_url.url"
 BODY = b"any bytes"
@@ -217,6 +220,28 @@ async def test_few_fetches_run_at_once_and_cancelling_frees_their_places(site: M
     assert await asyncio.gather(*tasks[2:]) == [BODY] * 4
     assert most <= 4
     await until(lambda: site.num_open == 0)
+
+
+async def test_a_certificate_that_nobody_vouches_for_is_refused(
+    site: MediaSite, tmp_path: Path
+) -> None:
+    make_certificate(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    heads: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.read(100))
+        writer.write(response(BODY))
+        writer.close()
+
+    server = await asyncio.start_server(answer, OUTSIDE, 0, ssl=context)
+    port = server.sockets[0].getsockname()[1]
+    site.names["localhost"] = [[OUTSIDE]]
+    async with server:
+        await failed(site.fetcher(None, f"localhost:{port}"), f"https://localhost:{port}/ok")
+    assert site.questions == ["localhost"]
+    assert heads == []
 
 
 async def test_environment_names_no_proxy(site: MediaSite, monkeypatch: pytest.MonkeyPatch) -> None:
