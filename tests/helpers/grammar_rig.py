@@ -9,11 +9,12 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from ninfer.contract.chat import Constraint, ConstraintKind
 from ninfer.contract.errors import RequestError
+from ninfer.frontend.constraints.compiler import LIBRARY_LIMITS
 from ninfer.frontend.constraints.grammar import Grammar, build_grammar
 from ninfer.frontend.constraints.matcher import Matcher
 from ninfer.frontend.constraints.vocabulary import GrammarVocabulary
@@ -37,7 +38,7 @@ def matcher_of(grammar: Grammar) -> Matcher:
         vocabulary().tokens(),
         grammar.text,
         log_level=0,
-        limits=LLParserLimits(verbose_errors=False),
+        limits=LIBRARY_LIMITS,
     )
     if built.is_error():
         raise grammar.error(PARAM, built.get_error())

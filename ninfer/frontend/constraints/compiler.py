@@ -31,15 +31,16 @@ process does. The bounds of grammars keep it well within."""
 _BASE_BYTES: Final = 64 << 10
 _BYTES_A_CHARACTER: Final = 64
 """About what a compiled grammar takes."""
-_LIMITS: Final = {
-    "max_items_in_row": 20_000,
-    "initial_lexer_fuel": 1_000_000,
-    "step_lexer_fuel": 200_000,
-    "step_max_items": 50_000,
-    "max_lexer_states": 250_000,
-    "max_grammar_size": 500_000,
-}
-"""Of the library; a step takes a few milliseconds at most."""
+LIBRARY_LIMITS: Final = LLParserLimits(
+    max_items_in_row=20_000,
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    max_lexer_states=250_000,
+    max_grammar_size=500_000,
+    verbose_errors=False,
+)
+"""A step takes a few milliseconds at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ class GrammarCompiler:
             self.vocabulary.tokens(),
             grammar.text,
             log_level=0,
-            limits=LLParserLimits(**_LIMITS, precompute_large_lexemes=True, verbose_errors=False),
+            limits=LIBRARY_LIMITS,
         )
         if matcher.is_error():
             raise grammar.error(source.param, matcher.get_error())

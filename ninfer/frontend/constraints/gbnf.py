@@ -4,8 +4,9 @@
     items         "literal"  [class]  .  rule-name  ( alternatives )
     repeats       *  +  ?  {m}  {m,}  {m,n}
 
-The start rule is `root`. Every character becomes a lexeme of its own: longer ones would be matched
-greedily there, and `"ab" "c" | [a-z] [a-z] "d"` would not know `abd`.
+The start rule is `root`. A grammar without recursion becomes one regular expression. In any other
+every character is a lexeme of its own, which is slower: longer ones would be matched greedily, and
+`"ab" "c" | [a-z] [a-z] "d"` would not know `abd`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def to_lark(text: str) -> str:
     rules = _Parser(_tokens(text)).rules()
     if "root" not in rules:
         raise GbnfError("there is no rule 'root'")
-    names = {name: f"r{index}" for index, name in enumerate(rules)}
+    letter = "r" if _is_recursive(rules) else "R"
+    names = {name: f"{letter}{index}" for index, name in enumerate(rules)}
     lines = [f"start: {names['root']}"]
     for name, body in rules.items():
         parts = []
@@ -56,6 +58,28 @@ def to_lark(text: str) -> str:
             parts.append(names[token.text] if token.kind == "name" else token.text)
         lines.append(f"{names[name]}: {' '.join(parts)}")
     return "\n".join(lines) + "\n"
+
+
+def _is_recursive(rules: dict[str, list[_Token]]) -> bool:
+    """Whether some rule leads to itself; rules without others are taken away until none is left."""
+    needs = {
+        name: {token.text for token in body if token.kind == "name"} & rules.keys()
+        for name, body in rules.items()
+    }
+    users: dict[str, list[str]] = {name: [] for name in rules}
+    for name, others in needs.items():
+        for other in others:
+            users[other].append(name)
+    ready = [name for name, others in needs.items() if not others]
+    num_done = 0
+    while ready:
+        num_done += 1
+        done = ready.pop()
+        for user in users[done]:
+            needs[user].discard(done)
+            if not needs[user]:
+                ready.append(user)
+    return num_done < len(rules)
 
 
 def _tokens(text: str) -> list[_Token]:
