@@ -395,6 +395,30 @@ class TestGoesOn:
         session.commit(session.preview([GeneratedToken(0)], None))
         assert not session.goes_on_after(GeneratedToken(1))
 
+    @given(st.data())
+    def test_it_is_no_more_than_a_promise(self, data: st.DataObject) -> None:
+        """Whoever goes on for sure is taken by a preview without a finish."""
+        pieces = [*FRAGMENTS, _xml("note", text="v") + "x", _json("g") + "\n", ""]
+        parallel = data.draw(st.booleans())
+        rules = session_rules(
+            pieces,
+            calls=call_rules(TOOLS, parallel=parallel),
+            stop_ids=frozenset({STOP_ID}),
+            opens_in_reasoning=data.draw(st.booleans()),
+        )
+        session, finish = TextOutputSession(rules), None
+        token_ids = st.sampled_from([*range(len(pieces)), STOP_ID])
+        for _ in range(10):
+            token = GeneratedToken(data.draw(token_ids))
+            goes_on = session.goes_on_after(token)
+            preview = session.preview([token], None)
+            finish = preview.finish
+            assert not (goes_on and finish is not None)
+            assert goes_on or finish is not None or not parallel
+            if finish is not None:
+                return
+            session.commit(preview)
+
 
 ANSWERS: Final[Mapping[str, tuple[str, dict[str, Any]]]] = {
     "xml": (XML, {}),

@@ -2,8 +2,8 @@
 
 A value is all text between its marks but for one line break at each end. Marks may occur in it: a
 `</parameter>` ends it only if, after white space, another parameter or `</function>` follows, or
-`</tool_call>` and the next call, or the text ends. So what has begun as a call can only be broken by
-the end of the text.
+`</tool_call>` and the next call, or the text ends. So what has begun as a call can only be broken
+by the end of the text.
 """
 
 from __future__ import annotations
