@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -48,12 +48,13 @@ class MediaDesk:
         """
         self._check_references(references)
         budget = _Budget(self._limits)
-        inline = [item for item in references if not _is_remote(item)]
+        places = dict(enumerate(references))
+        inline = {place: item for place, item in places.items() if not _is_remote(item)}
         parts = await asyncio.to_thread(self._decode_all, inline, budget) if inline else {}
-        remote = [item for item in references if _is_remote(item)]
+        remote = {place: item for place, item in places.items() if _is_remote(item)}
         if remote:
             parts |= await self._fetch_all(remote, budget)
-        return tuple(parts[reference.path] for reference in references)
+        return tuple(parts[place] for place in places)
 
     def _check_references(self, references: Sequence[MediaReference]) -> None:
         most = self._limits.max_items
@@ -68,26 +69,27 @@ class MediaDesk:
                 raise invalid_media(item.path, "must be a data:, http: or https: URL")
 
     def _decode_all(
-        self, references: Sequence[MediaReference], budget: _Budget
-    ) -> dict[str, MediaPart]:
+        self, references: Mapping[int, MediaReference], budget: _Budget
+    ) -> dict[int, MediaPart]:
         parts = {}
-        for item in references:
+        for place, item in references.items():
             decode = decode_base64 if item.is_base64 else decode_data_url
             data = decode(item.text, item.path, self._limits.max_item_bytes)
-            parts[item.path] = budget.admit(item, data)
+            parts[place] = budget.admit(item, data)
         return parts
 
     async def _fetch_all(
-        self, references: Sequence[MediaReference], budget: _Budget
-    ) -> dict[str, MediaPart]:
+        self, references: Mapping[int, MediaReference], budget: _Budget
+    ) -> dict[int, MediaPart]:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = {
-                    item.path: group.create_task(self._fetch(item, budget)) for item in references
+                    place: group.create_task(self._fetch(item, budget))
+                    for place, item in references.items()
                 }
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
-        return {path: task.result() for path, task in tasks.items()}
+        return {place: task.result() for place, task in tasks.items()}
 
     async def _fetch(self, item: MediaReference, budget: _Budget) -> MediaPart:
         if self._fetcher is None:

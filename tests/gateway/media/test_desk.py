@@ -44,6 +44,8 @@ async def test_inline_media_come_in_their_order() -> None:
         MediaPart("image", PICTURE), MediaPart("video", MP4), MediaPart("image", other)
     )  # fmt: skip
     assert await desk.acquire([]) == ()
+    twice = [image(data_url(data), "same") for data in (PICTURE, other)]
+    assert [part.data for part in await desk.acquire(twice)] == [PICTURE, other]
 
 
 @pytest.mark.parametrize(
