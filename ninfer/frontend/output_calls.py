@@ -118,7 +118,9 @@ class AnswerCalls:
         """It is a call, so the text before it is complete."""
         num_shown = len(state.held[: calls.start].rstrip())
         output.show(state, num_shown, "content")
-        state.blank = None
+        if state.blank is not None:
+            output.drop_blank(state.blank, "content")
+            state.blank = None
         state.drop(calls.start)
         state.num_scanned, state.node = 0, ROOT
 

@@ -166,7 +166,7 @@ class TextOutputSession:
         state.undecoded = pending[num_decoded:]
         # An incomplete character becomes exactly one character, whatever follows.
         end = state.length + len(text) + bool(state.undecoded)
-        state.wait_for(Waiting(token, end, bool(data)))
+        state.wait_for(Waiting(token, state.length, end, bool(data)))
         was_closed = state.thought_end is not None
         finish = self._advance(state, text, output, None)
         if state.thought_end is None:
@@ -276,14 +276,15 @@ class TextOutputSession:
             if state.parked.first_end > reportable:
                 return
             state.unpark()
-        for token, end, has_text in state.waiting:
+        for token, start, end, has_text in state.waiting:
             if end > reportable:
                 break
             done += 1
             segment = output.segment_at(end - 1) if has_text else self._segment(state, output)
             blank = state.blank
             if blank is not None and end > blank.start:
-                state.blank = blank._replace(tokens=(*blank.tokens, token))
+                shared = token if start < blank.start and blank.earlier is None else blank.shared
+                state.blank = blank._replace(tokens=(*blank.tokens, token), shared=shared)
             elif segment is not None:
                 segment.tokens.append(token)
         if done:

@@ -68,6 +68,12 @@ class Output:
             segment.text += part.text
             segment.tokens += part.tokens
 
+    def drop_blank(self, blank: Blank, channel: Channel) -> None:
+        """White space that waited is not shown, but a token may have shown text as well."""
+        first = blank.parts()[0]
+        if first.shared is not None:
+            self.segment(channel).tokens.append(first.shared)
+
     def show_call(self, state: State, count: int, index: int, name: str) -> Segment:
         """The call that the first `count` held characters belong to; they are not dropped."""
         segment = self.segment("call", index, name)

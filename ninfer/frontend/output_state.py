@@ -57,6 +57,7 @@ class Waiting(NamedTuple):
     """A token to report once the stream is settled up to `end`, where the token's text ends."""
 
     token: GeneratedToken
+    start: int
     end: int
     has_text: bool
 
@@ -66,12 +67,14 @@ class Blank(NamedTuple):
     part first.
 
     A linked list, because a model may go on writing blanks for long: each costs the same.
+    `shared` is the first of the tokens if text before the blanks, which was shown, is its as well.
     """
 
     earlier: Blank | None
     start: int
     text: str
-    tokens: tuple[GeneratedToken, ...]
+    tokens: tuple[GeneratedToken, ...] = ()
+    shared: GeneratedToken | None = None
 
     def parts(self) -> list[Blank]:
         """This part and all earlier ones in the order of the text."""

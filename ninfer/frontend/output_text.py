@@ -51,7 +51,7 @@ class TextFlow:
         if num_shown:
             output.show(state, num_shown, self._channel)
         if num_shown < limit:
-            state.blank = Blank(state.blank, state.settled, text[num_shown:], ())
+            state.blank = Blank(state.blank, state.settled, text[num_shown:])
             state.drop(limit - num_shown)
         return None
 

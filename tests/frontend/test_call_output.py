@@ -359,6 +359,12 @@ class TestTokens:
         assert transcript.token_ids() == [0, 6]
         assert transcript.token_ids("call") == [2, 3, 4, 5]
 
+    def test_token_that_ends_in_dropped_white_space_is_reported_for_its_text(self) -> None:
+        call = ["<tool_call>", '{"name":"g"}', "</tool_call>"]
+        assert run_transcript(["a", "b.\n\n", *call], RULES).token_ids() == [0, 1]
+        assert run_transcript(["a", "b.\n", "\n", *call, "c"], RULES).token_ids() == [0, 1, 6]
+        assert run_transcript(["b.\n", "\n", "c", *call], RULES).token_ids() == [0, 1, 2]
+
     def test_tokens_of_what_is_no_call_belong_to_the_text(self) -> None:
         pieces = ["a", "\n\n", "<tool_call>", "b", *("{c" for _ in range(100))]
         assert run_transcript(pieces, RULES).token_ids() == list(range(104))
