@@ -22,7 +22,10 @@ class StateStore:
         if num_slots < 2:
             raise InvariantError(f"a state store needs a slot besides the root, not {num_slots}")
         self._num_slots = num_slots
-        self._free = [slot for slot in range(num_slots) if slot != ROOT_SLOT]
+        self._free = {slot for slot in range(num_slots) if slot != ROOT_SLOT}
+        # All free slots, the lowest first, each once; and some that were taken out of turn.
+        self._queue = sorted(self._free)
+        self._queued = set(self._free)
         self._references: dict[int, int] = {}
 
     @property
@@ -44,12 +47,8 @@ class StateStore:
         lowest."""
         if not self._free:
             return None
-        slot = self._free[0] if wanted == ROOT_SLOT or wanted in self._references else wanted
-        if slot == self._free[0]:
-            heapq.heappop(self._free)
-        else:
-            self._free.remove(slot)
-            heapq.heapify(self._free)
+        slot = wanted if wanted in self._free else self._pop_lowest()
+        self._free.remove(slot)
         self._references[slot] = 1
         return slot
 
@@ -71,7 +70,10 @@ class StateStore:
         self._references[slot] -= 1
         if self._references[slot] == 0:
             del self._references[slot]
-            heapq.heappush(self._free, slot)
+            self._free.add(slot)
+            if slot not in self._queued:
+                self._queued.add(slot)
+                heapq.heappush(self._queue, slot)
 
     def reclaimable(self, slots: Iterable[int]) -> int:
         """Slots that would be free if each of these (as often as named) had one holder less."""
@@ -83,11 +85,19 @@ class StateStore:
         held = Counter(holders)
         if held != self._references:
             raise InvariantError(f"slots are held {dict(held)} and counted {self._references}")
-        free = set(self._free)
+        free = self._free
         expected = set(range(self._num_slots)) - {ROOT_SLOT}
-        if len(free) != len(self._free):
-            raise InvariantError("a slot is twice in the free list")
+        if not free <= self._queued or sorted(self._queue) != sorted(self._queued):
+            raise InvariantError("a free slot is not in the queue, or one is there twice")
         if free & held.keys() or free | held.keys() != expected:
             raise InvariantError(
                 f"slots are lost or doubled: {len(free)} free, {len(held)} held of {len(expected)}"
             )
+
+    def _pop_lowest(self) -> int:
+        """The lowest free slot; those before it were taken out of turn."""
+        while True:
+            slot = heapq.heappop(self._queue)
+            self._queued.remove(slot)
+            if slot in self._free:
+                return slot
