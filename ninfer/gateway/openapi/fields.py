@@ -53,6 +53,7 @@ CHOICES: Final[Mapping[str, Schema]] = {
 }
 THINKING: Final[Mapping[str, Schema]] = {
     "enable_thinking": boolean(),
+    "preserve_thinking": boolean("Keep the thoughts of earlier turns."),
     "reasoning_effort": string(*EFFORTS, about="none switches thinking off."),
     "thinking_budget": integer(-1, INT64_MAX, about="Most tokens of thought; -1 = any number."),
     "thinking_token_budget": integer(-1, INT64_MAX),
