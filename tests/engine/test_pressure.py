@@ -24,6 +24,7 @@ from tests.helpers.engine_rig import (
     running_engine,
     solo_tokens,
     spin,
+    step_until,
 )
 from tests.helpers.faulty_program import FaultyProgram
 from tests.helpers.scripted_session import ScriptedSession
@@ -40,16 +41,6 @@ def tight(*, lanes: int = 3, num_pages: int = 4, host_blocks: int = 0) -> Capaci
 
 async def read_all(rig: EngineRig, requests: list[GenerationRequest]) -> list[Transcript]:
     return await asyncio.gather(*(read(rig.engine.submit(request)) for request in requests))
-
-
-async def step_until(rig: EngineRig, gate: StepGate, reached: Callable[[], bool]) -> None:
-    """Run units until `reached` says so."""
-    for _ in range(2000):
-        if reached():
-            return
-        gate.step()
-        await spin(12)
-    raise AssertionError("never reached")
 
 
 def assert_solo(requests: list[GenerationRequest], transcripts: list[Transcript]) -> None:
@@ -241,11 +232,11 @@ class TestAdmissionScans:
         async with running_engine(tight(lanes=2), make_policy=make_policy) as rig:
             gate = rig.close_gate()
             running = asyncio.create_task(read(rig.engine.submit(rig.request(150, max_tokens=100))))
-            await step_until(rig, gate, lambda: rig.engine.metrics.completion_tokens_total > 2)
+            await step_until(gate, lambda: rig.engine.metrics.completion_tokens_total > 2)
             waiting = asyncio.create_task(read(rig.engine.submit(rig.request(150, max_tokens=2))))
-            await step_until(rig, gate, lambda: rig.engine.metrics.completion_tokens_total > 5)
+            await step_until(gate, lambda: rig.engine.metrics.completion_tokens_total > 5)
             num_chosen = hoards[0].num_chosen
-            await step_until(rig, gate, lambda: rig.engine.metrics.completion_tokens_total > 60)
+            await step_until(gate, lambda: rig.engine.metrics.completion_tokens_total > 60)
             assert hoards[0].num_chosen == num_chosen
             gate.open()
             assert (await running).finished
@@ -268,7 +259,7 @@ async def paused_request(
     )
     handle = rig.engine.submit(request)
     younger = asyncio.create_task(read(handle))
-    await step_until(rig, gate, lambda: rig.engine.metrics.num_pauses == 1)
+    await step_until(gate, lambda: rig.engine.metrics.num_pauses == 1)
     return older, younger, handle.cancel, request
 
 
@@ -304,7 +295,7 @@ class TestCutOff:
             older, younger, cancel, request = await paused_request(rig, gate, **options)
             if moment == "restore":
                 moves.step()
-                await step_until(rig, gate, lambda: len(rig.executor.moves) == 2)
+                await step_until(gate, lambda: len(rig.executor.moves) == 2)
                 assert older.done()
             assert rig.executor.is_moving
             if how == "cancel":
@@ -327,7 +318,7 @@ class TestCutOff:
             gate = rig.close_gate()
             options = {"deadline_s": 5.0} if how == "deadline" else {}
             older, younger, cancel, request = await paused_request(rig, gate, **options)
-            await step_until(rig, gate, lambda: rig.engine.metrics.replayed_tokens_total > 33)
+            await step_until(gate, lambda: rig.engine.metrics.replayed_tokens_total > 33)
             assert (await older).finished
             num_before = rig.engine.metrics.completion_tokens_total
             if how == "cancel":

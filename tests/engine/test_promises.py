@@ -20,15 +20,16 @@ from ninfer.engine.context_protocol import TransferPlan
 from ninfer.engine.no_cache import NoCache
 from tests.helpers.engine_rig import (
     EngineRig,
-    StepGate,
     capacity,
     read,
     running_engine,
     solo_tokens,
     spin,
+    step_until,
 )
 from tests.helpers.faulty_program import FaultyProgram
 from tests.helpers.memory_disk import MemoryDisk
+from tests.helpers.watched_program import WatchedProgram
 
 
 class Listener(NoCache):
@@ -201,13 +202,12 @@ async def test_protection_ends_with_the_first_progress() -> None:
         assert rig.is_clean()
 
 
-class Cornered(FaultyProgram):
+class Cornered(WatchedProgram):
     """Lets "r3" be paused for "r1", which is cancelled then; once "r3" is back it is refused memory
     until a Snapshot has been given up for it."""
 
     def __init__(self, program: Program) -> None:
-        super().__init__(program, lambda name: None)
-        self.log: list[str] = []
+        super().__init__(program)
         self.cancel_first: Callable[[], None] = lambda: None
         self.is_ready = False
         self.is_enough: Callable[[], bool] = lambda: True
@@ -216,14 +216,12 @@ class Cornered(FaultyProgram):
 
     def pause(self, handle: SequenceHandle, *, keeps_state: bool) -> PausedSequence:
         paused = super().pause(handle, keeps_state=keeps_state)
-        self.log.append(f"pause {paused.spec.request_id}")
         if len(self.log) == 1:
             self.cancel_first()
         return paused
 
     def resume(self, paused: PausedSequence, source: Source | None = None) -> SequenceHandle:
         handle = super().resume(paused, source)
-        self.log.append(f"resume {paused.spec.request_id}")
         if self._back is None:
             self._back = handle
         return handle
@@ -260,12 +258,3 @@ async def test_snapshot_of_an_older_one_is_given_up_for_the_protected_row() -> N
         assert program.log == ["pause r3", "resume r3", "pause r2", "resume r2"]
         await spin()
         assert rig.is_clean()
-
-
-async def step_until(gate: StepGate, reached: Callable[[], bool]) -> None:
-    for _ in range(1500):
-        if reached():
-            return
-        gate.step()
-        await spin(12)
-    raise AssertionError("never reached")

@@ -5,23 +5,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ninfer.contract.cache import CheckpointKind, MissReason
 from ninfer.contract.errors import RequestError
-from ninfer.contract.generation import Finished, FinishReason, GenerationRequest, Progress
+from ninfer.contract.generation import FinishReason
 from ninfer.contract.prompt import PreparedPrompt, PromptFrontier
-from ninfer.contract.sampling import PromptScores, PromptScoring
+from ninfer.contract.sampling import PromptScoring
 from ninfer.engine.context.limits import CacheMemory
 from ninfer.engine.context_cache import ContextCache
-from ninfer.ops import prompt_logprobs
 from tests.helpers.engine_rig import (
-    VOCAB_SIZE,
     EngineRig,
-    Transcript,
     capacity,
     prompt_of,
     read,
@@ -29,45 +25,10 @@ from tests.helpers.engine_rig import (
     solo_tokens,
     spin,
 )
-from tests.helpers.fake_executor import PAGE_BYTES, SLOT_BYTES, Fault, expected_logits
+from tests.helpers.fake_executor import PAGE_BYTES, SLOT_BYTES, Fault
+from tests.helpers.prompt_scores import assert_scored, scores_of
 
 ALL = PromptScoring(first=1, num_top=2)
-
-
-def scores_of(transcript: Transcript) -> list[PromptScores]:
-    """All parts; they come before the first output."""
-    parts: list[PromptScores] = []
-    has_output = False
-    for event in transcript.events:
-        if isinstance(event, Progress):
-            assert not (has_output and event.prompt_scores)
-            parts += event.prompt_scores
-        if isinstance(event, Progress | Finished):
-            has_output = has_output or bool(event.deltas)
-    return parts
-
-
-def expected_scores(prompt: PreparedPrompt, scoring: PromptScoring) -> PromptScores:
-    """From the whole prompt's logits."""
-    scores = prompt_logprobs.reference(
-        expected_logits(prompt, VOCAB_SIZE)[scoring.first - 1 : -1],
-        prompt.token_ids[scoring.first :],
-        first=scoring.first,
-        num_top=scoring.num_top,
-    )
-    assert scores is not None
-    return scores
-
-
-def assert_scored(transcript: Transcript, request: GenerationRequest) -> None:
-    scoring = request.scoring
-    assert scoring is not None
-    parts = scores_of(transcript)
-    assert [part.first for part in parts[1:]] == [part.stop for part in parts[:-1]]
-    actual, expected = prompt_logprobs.joined(parts), expected_scores(request.prompt, scoring)
-    assert (actual.first, actual.stop) == (scoring.first, request.prompt.num_tokens)
-    for name in ("logprobs", "top_ids", "top_logprobs"):
-        np.testing.assert_array_equal(getattr(actual, name), getattr(expected, name), strict=True)
 
 
 @settings(max_examples=30)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from ninfer.contract.cache import CacheUse, CheckpointId
 from ninfer.contract.generation import FinishReason, GenerationRequest
 from ninfer.contract.program import (
-    PausedSequence,
     Program,
     SequenceHandle,
     Source,
@@ -28,28 +27,17 @@ from tests.helpers.engine_rig import (
     running_engine,
     solo_tokens,
     spin,
+    step_until,
 )
-from tests.helpers.faulty_program import FaultyProgram
+from tests.helpers.watched_program import WatchedProgram
 
 
-class Watched(FaultyProgram):
-    """Notes pauses and resumes; `refuses` says which restores find no room."""
+class Watched(WatchedProgram):
+    """`refuses` says which restores find no room."""
 
     def __init__(self, program: Program) -> None:
-        super().__init__(program, lambda name: None)
-        self.log: list[str] = []
-        self.sources: list[int] = []
+        super().__init__(program)
         self.refuses: Callable[[], bool] = lambda: False
-
-    def pause(self, handle: SequenceHandle, *, keeps_state: bool) -> PausedSequence:
-        result = super().pause(handle, keeps_state=keeps_state)
-        self.log.append(f"pause {result.spec.request_id}")
-        return result
-
-    def resume(self, paused: PausedSequence, source: Source | None = None) -> SequenceHandle:
-        self.log.append(f"resume {paused.spec.request_id}")
-        self.sources.append(0 if source is None else source.num_tokens)
-        return super().resume(paused, source)
 
     def begin_transfer(
         self, kind: TransferKind, checkpoint: CheckpointId, note: Mapping[str, object] | None = None
@@ -83,15 +71,6 @@ def limits(*, lanes: int, num_pages: int, host_blocks: int = 64) -> Capacity:
 
 def ask(rig: EngineRig, request: GenerationRequest) -> asyncio.Task[Transcript]:
     return asyncio.create_task(read(rig.engine.submit(request)))
-
-
-async def step_until(gate: StepGate, reached: Callable[[], bool]) -> None:
-    for _ in range(1500):
-        if reached():
-            return
-        gate.step()
-        await spin(12)
-    raise AssertionError("never reached")
 
 
 async def test_oldest_paused_gets_the_lane_of_the_youngest_when_all_are_younger() -> None:

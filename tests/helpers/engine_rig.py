@@ -21,6 +21,7 @@ from ninfer.contract.generation import (
     Progress,
     RequestHandle,
 )
+from ninfer.contract.masks import TokenMask
 from ninfer.contract.program import Program
 from ninfer.contract.prompt import PreparedPrompt
 from ninfer.contract.sampling import PromptScoring, SamplingParams
@@ -30,6 +31,7 @@ from ninfer.engine.core import Engine
 from ninfer.program.program import ModelProgram
 from ninfer.program.stores.disk_store import DiskStore
 from tests.helpers.fake_executor import FakeExecutor, expected_tokens
+from tests.helpers.masked_session import MaskedSession
 from tests.helpers.model_configs import hybrid_config
 from tests.helpers.scripted_session import ScriptedSession
 
@@ -141,6 +143,16 @@ async def spin(num_turns: int = 40) -> None:
         await asyncio.sleep(0)
 
 
+async def step_until(gate: StepGate, reached: Callable[[], bool]) -> None:
+    """Run units until `reached` says so."""
+    for _ in range(2000):
+        if reached():
+            return
+        gate.step()
+        await spin(12)
+    raise AssertionError("never reached")
+
+
 def prompt_of(num_tokens: int, seed: int = 0) -> PreparedPrompt:
     token_ids = np.random.default_rng(seed).integers(0, VOCAB_SIZE, num_tokens)
     return PreparedPrompt(token_ids.astype(np.int32))
@@ -195,6 +207,7 @@ class EngineRig:
         deadline_s: float | None = None,
         queue_timeout_s: float | None = None,
         scoring: PromptScoring | None = None,
+        mask: TokenMask | None = None,
     ) -> GenerationRequest:
         """A request with a prompt of its own, unless `prompt` is given."""
         self._num_requests += 1
@@ -208,6 +221,7 @@ class EngineRig:
             queue_timeout_s=queue_timeout_s,
             cache=cache or CacheRequest(),
             scoring=scoring,
+            mask=mask,
         )
 
     def is_clean(self) -> bool:
@@ -228,6 +242,7 @@ def solo_tokens(
     request: GenerationRequest, num_tokens: int, *, has_states: bool = True
 ) -> list[int]:
     """What the request generates when it is alone."""
+    session = request.session
     return expected_tokens(
         request.prompt,
         request.sampling,
@@ -236,6 +251,7 @@ def solo_tokens(
         min_tokens=request.min_tokens,
         suppressed_ids=request.suppressed_ids,
         has_states=has_states,
+        allows=session.rule.allows if isinstance(session, MaskedSession) else None,
     )
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from ninfer.contract.arrays import ByteArray, Float32Array, IntArray
 from ninfer.contract.errors import DeviceError, OpContractError
+from ninfer.contract.masks import TokenMask
 from ninfer.contract.prompt import PreparedPrompt
 from ninfer.contract.sampling import (
     GeneratedToken,
@@ -311,10 +312,13 @@ class FakeExecutor:
         if self.has_states:
             state = _plain_state(self._slots[row.read_slot], row.token_ids.tolist(), row.start)
             self._slots[row.write_slot] = state
-        if row.sample is None:
+        sample = row.sample
+        if sample is None:
             return RowOutput(None, scores=scores)
-        token = _choose(state, _kv_hash(self._read_kv(row)), row.sample, self.vocab_size)
-        return RowOutput(token, scores=scores)
+        allowed = None if sample.mask is None else _allowed_by(sample.mask, self.vocab_size)
+        kv = _kv_hash(self._read_kv(row))
+        token = _choose(state, kv, sample, self.vocab_size, allowed)
+        return RowOutput(token, scores=scores, is_dead_end=token is None)
 
     def _scores(self, row: UnitRow, score: ScoreRow) -> PromptScores | None:
         last = score.first + score.targets.shape[0]
@@ -326,11 +330,9 @@ class FakeExecutor:
         )
 
     def _row_logits(self, row: UnitRow) -> Float32Array:
-        state, kv, logits = self._slots[row.read_slot], self._read_kv(row), []
-        for ordinal, token_id in enumerate(row.token_ids.tolist(), row.start):
-            state = _next_state(state, token_id, ordinal) if self.has_states else 0
-            logits.append(_logits(state, _kv_hash(kv[: ordinal + 1]), self.vocab_size))
-        return np.stack(logits)
+        state = self._slots[row.read_slot] if self.has_states else None
+        token_ids = row.token_ids.tolist()
+        return _all_logits(state, token_ids, row.start, self._read_kv(row), self.vocab_size)
 
     def _spoil(self, row: UnitRow) -> None:
         self._write_kv(row, np.full(row.token_ids.shape[0], _POISON, np.uint64))
@@ -365,9 +367,13 @@ def expected_tokens(
     min_tokens: int = 0,
     suppressed_ids: tuple[int, ...] = (),
     has_states: bool = True,
+    allows: Callable[[Sequence[int]], Sequence[int] | None] | None = None,
 ) -> list[int]:
     """The first `num_tokens` tokens FakeExecutor generates for this request, whatever the pages,
-    slots, chunks, batch mates, sources and pauses."""
+    slots, chunks, batch mates, sources and pauses; fewer when there is a dead end before.
+
+    allows   what a mask allows behind the tokens so far; None for all
+    """
     token_ids = prompt.token_ids.tolist()
     generated: list[int] = []
     state = _plain_state(0, token_ids, 0) if has_states else 0
@@ -381,7 +387,11 @@ def expected_tokens(
             prompt_ids=_distinct(sampling, prompt.token_ids.tolist()),
             suppressed_ids=suppressed_ids if len(generated) < min_tokens else (),
         )
-        generated.append(_choose(state, kv, sample, vocab_size).token_id)
+        allowed = None if allows is None else allows(generated)
+        token = _choose(state, kv, sample, vocab_size, allowed)
+        if token is None:
+            return generated
+        generated.append(token.token_id)
         if has_states:
             state = _next_state(state, generated[-1], len(token_ids))
         kv ^= _kv_term(generated[-1], len(token_ids), prompt.rope_delta)
@@ -389,14 +399,13 @@ def expected_tokens(
     return generated
 
 
-def expected_logits(prompt: PreparedPrompt, vocab_size: int) -> Float32Array:
+def expected_logits(
+    prompt: PreparedPrompt, vocab_size: int, *, has_states: bool = True
+) -> Float32Array:
     """What FakeExecutor's score calls return for the whole prompt: [n, V]."""
     token_ids = prompt.token_ids.tolist()
-    state, logits = 0, []
-    for ordinal, token_id in enumerate(token_ids):
-        state = _next_state(state, token_id, ordinal)
-        logits.append(_logits(state, _plain_kv(prompt, token_ids[: ordinal + 1]), vocab_size))
-    return np.stack(logits)
+    kv = _plain_kv_values(prompt, token_ids)
+    return _all_logits(0 if has_states else None, token_ids, 0, kv, vocab_size)
 
 
 def _as_blocks(words: HashArray) -> ByteArray:
@@ -414,13 +423,17 @@ def _plain_state(state: int, token_ids: list[int], start: int) -> int:
 
 def _plain_kv(prompt: PreparedPrompt, token_ids: list[int]) -> int:
     """The KV hash after `token_ids`, from the list alone."""
+    return _kv_hash(_plain_kv_values(prompt, token_ids))
+
+
+def _plain_kv_values(prompt: PreparedPrompt, token_ids: list[int]) -> HashArray:
     num_tokens, num_prompt = len(token_ids), prompt.num_tokens
     rotary = np.tile(np.arange(num_tokens, dtype=np.int32), (3, 1))
     rotary[:, num_prompt:] += np.int32(prompt.rope_delta)
     if prompt.positions is not None:
         rotary[:, :num_prompt] = prompt.positions[:, :num_tokens]
     ordinals = np.arange(num_tokens)
-    return _kv_hash(_kv_of(np.array(token_ids, dtype=np.int32), rotary, ordinals))
+    return _kv_of(np.array(token_ids, dtype=np.int32), rotary, ordinals)
 
 
 def _distinct(sampling: SamplingParams, token_ids: Sequence[int]) -> IntArray:
@@ -481,14 +494,33 @@ def _next_state(state: int, token_id: int, ordinal: int) -> int:
     return _mix(state ^ _mix((ordinal << 32) + token_id + 1))
 
 
-def _choose(state: int, kv: int, sample: SampleRow, vocab_size: int) -> GeneratedToken:
+def _allowed_by(mask: TokenMask, vocab_size: int) -> list[int]:
+    words: NDArray[np.uint32] = np.full(-(-vocab_size // 32), 0xA5A5_A5A5, np.uint32)
+    mask.fill(words)
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+    return np.flatnonzero(bits[:vocab_size]).tolist()
+
+
+def _choose(
+    state: int,
+    kv: int,
+    sample: SampleRow,
+    vocab_size: int,
+    allowed: Sequence[int] | None,
+) -> GeneratedToken | None:
+    """The next one, going up, of those that may come; None when none may."""
     choice = _mix(state ^ _mix(kv ^ _mix(sample.position)))
     if not sample.params.is_greedy:
         choice = _mix(choice ^ _mix(sample.params.seed & _MASK))
     for array in (sample.generated_ids, sample.generated_counts, sample.prompt_ids):
         choice = _mix(choice ^ (array.shape[0] << 32) ^ zlib.crc32(array.tobytes()))
+    barred = set(sample.suppressed_ids)
+    if allowed is not None:
+        barred |= set(range(vocab_size)) - set(allowed)
+    if len(barred) == vocab_size:
+        return None
     token_id = choice % vocab_size
-    while token_id in sample.suppressed_ids:
+    while token_id in barred:
         token_id = (token_id + 1) % vocab_size
     return GeneratedToken(token_id, _logprobs(choice, token_id, sample.params, vocab_size))
 
@@ -505,8 +537,18 @@ def _logprobs(
     return TokenLogprobs(best, top)
 
 
-def _logits(state: int, kv: int, vocab_size: int) -> Float32Array:
-    words = _mix_array(np.arange(vocab_size, dtype=np.uint64) ^ np.uint64(_mix(state ^ kv)))
+def _all_logits(
+    state: int | None, token_ids: list[int], start: int, kv: HashArray, vocab_size: int
+) -> Float32Array:
+    """What follows each token from `start` on, where the StateImage was `state`: [n, V]. `kv` has
+    the hashes of all tokens up to the last."""
+    states = np.zeros(len(token_ids), np.uint64)
+    for index, token_id in enumerate(token_ids if state is not None else ()):
+        state = _next_state(state or 0, token_id, start + index)
+        states[index] = state
+    histories = np.bitwise_xor.accumulate(_mix_array(kv + _mixed_places(kv.shape[0])))
+    keys = _mix_array(states ^ histories[start:])
+    words = _mix_array(np.arange(vocab_size, dtype=np.uint64) ^ keys[:, None])
     return (words >> np.uint64(40)).astype(np.float32)
 
 

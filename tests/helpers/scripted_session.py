@@ -62,6 +62,10 @@ class ScriptedSession:
         return self._state.num_tokens
 
     @property
+    def committed_ids(self) -> list[int]:
+        return [token.token_id for token in (*self._state.shown, *self._state.held)]
+
+    @property
     def reasoning_tokens(self) -> int:
         self._on_call("reasoning_tokens")
         return min(self._num_reasoning, self._state.num_tokens)
@@ -76,13 +80,16 @@ class ScriptedSession:
         self._on_call("preview")
         if not tokens or self._state.is_finished:
             raise AssertionError("previewed without tokens, or after the end")
-        held = (*self._state.held, *tokens)
-        finish = self._finish_of(tokens[-1], self._state.num_tokens + len(tokens), limit)
+        taken = tokens[: self._num_left(len(tokens))]
+        held = (*self._state.held, *taken)
+        is_cut = len(taken) < len(tokens)
+        num_tokens = self._state.num_tokens + len(taken)
+        finish = self._finish_of(taken[-1], num_tokens, None if is_cut else limit)
         keep = 0 if finish is not None else min(self._hold_back, len(held))
         visible, held = held[: len(held) - keep], held[len(held) - keep :]
         state = _State((*self._state.shown, *visible), held, finish is not None)
         return OutputPreview(
-            accepted=len(tokens),
+            accepted=len(taken),
             finish=finish,
             deltas=self._deltas(visible),
             state=(self._state, state),
@@ -104,6 +111,12 @@ class ScriptedSession:
         deltas = self._deltas(self._state.held)
         self._state = _State((*self._state.shown, *self._state.held), (), True)
         return deltas
+
+    def _num_left(self, num_tokens: int) -> int:
+        """How many of so many tokens come before the natural stop, the last one included."""
+        if self._finish_after is None:
+            return num_tokens
+        return min(num_tokens, self._finish_after - self._state.num_tokens)
 
     def _finish_of(
         self, last: GeneratedToken, num_tokens: int, limit: FinishReason | None
