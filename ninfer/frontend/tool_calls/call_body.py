@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from enum import Enum, auto
-from typing import Final, Protocol, Self
+from typing import Final, Protocol, Self, TypeVar
 
+T = TypeVar("T")
 STREAMED_LENGTH: Final = 64
 """A call is shown before it is complete once a string of its arguments is so long."""
 _SPACE: Final = re.compile(r"\s*+")
@@ -48,12 +49,22 @@ class CallBody(Protocol):
         """Go on reading in `text`, which holds all that came before."""
 
 
+def shallow_copy(reader: T) -> T:
+    """What copy.copy does for an object with nothing but its attributes, at a fifth of the cost:
+    readers are copied once a token."""
+    copied = object.__new__(type(reader))
+    copied.__dict__.update(reader.__dict__)
+    return copied
+
+
 def prefix_length(text: str, start: int, mark: str) -> int:
     """Length of the longest end of text[start:] with which `mark` may begin, without being all
     of it."""
-    for length in range(min(len(mark) - 1, len(text) - start), 0, -1):
-        if text.endswith(mark[:length]):
-            return length
+    place = text.find(mark[0], max(start, len(text) - len(mark) + 1))
+    while place >= 0:
+        if mark.startswith(text[place:]):
+            return len(text) - place
+        place = text.find(mark[0], place + 1)
     return 0
 
 

@@ -8,7 +8,6 @@ else follows an opening mark is no call.
 
 from __future__ import annotations
 
-import copy
 import re
 from typing import Final
 
@@ -18,6 +17,7 @@ from ninfer.frontend.tool_calls.call_body import (
     Verdict,
     may_become,
     prefix_length,
+    shallow_copy,
     skip_space,
 )
 from ninfer.frontend.tool_calls.call_format import CALL_CLOSE, CALL_OPEN, FUNCTION_OPEN
@@ -56,7 +56,7 @@ class CallReader:
         self._is_body_complete = False
 
     def copy(self) -> CallReader:
-        reader = copy.copy(self)
+        reader = shallow_copy(self)
         reader._body = None if self._body is None else self._body.copy()
         return reader
 

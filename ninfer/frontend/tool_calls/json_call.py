@@ -6,12 +6,11 @@ The members may come in any order, and others are ignored; `parameters` is anoth
 
 from __future__ import annotations
 
-import copy
 import json
 from typing import Final
 
 from ninfer.frontend.tokenizer import replace_surrogates
-from ninfer.frontend.tool_calls.call_body import STREAMED_LENGTH, Ending, Verdict
+from ninfer.frontend.tool_calls.call_body import STREAMED_LENGTH, Ending, Verdict, shallow_copy
 from ninfer.frontend.tool_calls.json_scanner import (
     Expects,
     JsonScanner,
@@ -44,7 +43,7 @@ class JsonCallBody:
         self._num_shown = 0
 
     def copy(self) -> JsonCallBody:
-        body = copy.copy(self)
+        body = shallow_copy(self)
         body._scanner = self._scanner.copy()
         return body
 

@@ -8,7 +8,6 @@ by the end of the text.
 
 from __future__ import annotations
 
-import copy
 import re
 from enum import Enum, auto
 from typing import Final
@@ -19,6 +18,7 @@ from ninfer.frontend.tool_calls.call_body import (
     Verdict,
     may_become,
     prefix_length,
+    shallow_copy,
     skip_space,
 )
 from ninfer.frontend.tool_calls.call_format import (
@@ -81,7 +81,7 @@ class XmlCallBody:
         self._has_shown = False
 
     def copy(self) -> XmlCallBody:
-        return copy.copy(self)
+        return shallow_copy(self)
 
     def read(self, text: str, ending: Ending | None) -> Verdict:
         """Go on reading in `text`; see CallBody."""
