@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ninfer.contract.chat import ToolRules, ToolSpec
 from ninfer.contract.errors import RequestError
@@ -180,3 +183,41 @@ def test_bad_fields_are_named(fields: dict[str, Any], code: str, param: str) -> 
 def test_as_many_tools_as_agents_send() -> None:
     names = [f"{index:03d}_{'n' * 36}" for index in range(512)]
     assert len(rules(*(tool(name) for name in names)).tools) == 512
+
+
+JSON_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from(["f", "function", "auto", "custom"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["type", "function", "name", "custom", "tools", "mode", "format", "strict"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(tools=JSON_VALUES, choice=JSON_VALUES, functions=JSON_VALUES, call=JSON_VALUES)
+def test_anything_is_taken_or_refused(tools: Any, choice: Any, functions: Any, call: Any) -> None:
+    fields = {
+        "tools": tools,
+        "tool_choice": choice,
+        "functions": functions,
+        "function_call": call,
+    }
+    param: str | None = "tools"
+    try:
+        parsed = parse_chat_tools(Fields(fields))
+    except RequestError as error:
+        param = error.param
+    else:
+        assert (parsed.rules is None) == (not parsed.objects)
+    assert param is not None
+    assert re.split(r"[.\[]", param)[0] in fields

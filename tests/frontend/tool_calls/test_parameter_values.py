@@ -130,3 +130,22 @@ def test_anything_becomes_json(text: str) -> None:
 def test_long_text_is_not_mended() -> None:
     text = f"['{'a' * MAX_MENDED_LENGTH}']"
     assert json.loads(json_value(text, frozenset({"array"}))) == text
+
+
+@given(
+    st.recursive(
+        JSON_VALUES,
+        lambda inner: st.dictionaries(
+            st.sampled_from(
+                ["type", "anyOf", "allOf", "$ref", "enum", "const", "nullable", "items"]
+            ),
+            inner
+            | st.sampled_from(["string", "#", "#/$defs/a", "#/properties/p"])
+            | st.lists(inner),
+        ),
+        max_leaves=10,
+    )
+)
+def test_any_schema_has_types_or_none(schema: Any) -> None:
+    types = _types(schema, **{"$defs": {"a": schema}})
+    json.loads(json_value("{'a': 1}", types))
