@@ -10,8 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import os
-import platform
 import signal
 import statistics
 import subprocess
@@ -19,7 +17,6 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,8 +24,7 @@ import aiohttp
 import numpy as np
 import orjson
 
-from bench.common.record import commit, write_record
-from ninfer import __version__
+from bench.common.record import host, write_record
 
 STORY = "Tell me a story about a little penguin who is afraid of deep water."
 OUTPUT_TOKENS = 160
@@ -161,16 +157,7 @@ def main() -> None:
     print(f"prefill, 1024 tokens  {figures['prefill_1024_tokens_per_s']:.0f} tokens/s")
     print(f"peak memory           {figures['peak_mib']:.0f} MiB")
     if arguments.json is not None:
-        machine = {
-            "processor": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "ninfer": __version__,
-            "commit": commit(),
-            "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "command": "python -m bench.bench_http",
-        }
+        machine = {**host(), "numpy": np.__version__, "command": "python -m bench.bench_http"}
         write_record(arguments.json, {"machine": machine, "figures": figures})
 
 

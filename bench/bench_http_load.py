@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import platform
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +19,7 @@ import aiohttp
 
 from bench.bench_http import served
 from bench.common.load_clients import Report, right_answers, run_crowd
-from bench.common.record import commit, write_record
-from ninfer import __version__
+from bench.common.record import host, write_record
 
 _IDLE_TRIES = 600
 
@@ -81,15 +78,7 @@ def main() -> None:
     arguments = parser.parse_args()
     figures = asyncio.run(measure(arguments.model, arguments.clients, arguments.seconds))
     if arguments.json is not None:
-        machine = {
-            "processor": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "python": platform.python_version(),
-            "ninfer": __version__,
-            "commit": commit(),
-            "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        }
-        write_record(arguments.json, {**machine, **figures})
+        write_record(arguments.json, {**host(), **figures})
 
 
 if __name__ == "__main__":

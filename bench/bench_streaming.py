@@ -18,11 +18,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import platform
 import statistics
 import time
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -32,8 +30,7 @@ import orjson
 from bench.bench_http import STORY, served
 from bench.common.free_server import SENTENCE
 from bench.common.load_protocols import PROTOCOLS, Case, Protocol
-from bench.common.record import commit, write_record
-from ninfer import __version__
+from bench.common.record import host, write_record
 
 _TARGET_TOKENS_S: Final = 20_000
 _OUTPUT_TOKENS: Final = 1000
@@ -189,16 +186,8 @@ def main() -> None:
         )
     print(f"target {_TARGET_TOKENS_S} tokens/s; load before {figures['load']:.2f}")
     if arguments.json is not None:
-        machine = {
-            "processor": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "python": platform.python_version(),
-            "ninfer": __version__,
-            "commit": commit(),
-            "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        }
         target = {"target_tokens_per_s": _TARGET_TOKENS_S}
-        write_record(arguments.json, {**machine, **target, **figures})
+        write_record(arguments.json, {**host(), **target, **figures})
 
 
 if __name__ == "__main__":

@@ -35,6 +35,18 @@ def environment(cp: Any) -> dict[str, Any]:
     }
 
 
+def host() -> dict[str, Any]:
+    """Processor, versions, commit and date of a run without a device."""
+    return {
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "ninfer": __version__,
+        "commit": commit(),
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+
+
 def _command(arguments: list[str]) -> list[str]:
     """The command line; folders of this machine are no part of how the results came about."""
     shown = [Path(arguments[0]).name, *arguments[1:]]
