@@ -9,9 +9,10 @@ import pytest
 
 from ninfer.contract.chat import ChatMessage, ChatPrompt, MediaPart, TextPart
 from ninfer.contract.errors import RequestError
-from ninfer.gateway.media.desk import MediaDesk, with_media
+from ninfer.gateway.media.desk import MediaDesk, open_media_desk, with_media
 from ninfer.gateway.media.limits import MediaLimits
 from ninfer.gateway.media.references import MediaReference
+from ninfer.options import ServeOptions
 from tests.helpers.gateway_rig import until
 from tests.helpers.media_site import media_site, response
 from tests.helpers.pictures import data_url, picture, png_header
@@ -164,3 +165,20 @@ def test_acquired_parts_take_the_places_of_their_references() -> None:
         (TextPart("c"),),
         (parts[1], parts[2]),
     ]
+
+
+async def test_options_open_the_desk() -> None:
+    reference = image("https://elsewhere.test/a.png")
+    closed = open_media_desk(ServeOptions(remote_media_hosts=("elsewhere.test",)))
+    with pytest.raises(RequestError) as raised:
+        await closed.acquire([reference])
+    assert raised.value.code == "remote_media_disabled"
+    narrow = open_media_desk(
+        ServeOptions(allow_remote_media=True, remote_media_hosts=("images.test",))
+    )
+    with pytest.raises(RequestError) as raised:
+        await narrow.acquire([reference])
+    assert (raised.value.code, raised.value.message) == (
+        "invalid_media",
+        "'p' could not be fetched.",
+    )
