@@ -27,5 +27,9 @@ class TokenMask(Protocol):
         ceil(V / 32) of them; bits past V mean nothing. No bit at all is a dead end. Never raises.
         """
 
+    def forced(self) -> tuple[int, ...]:
+        """Tokens that must come next, in this order, whatever the model computes; mostly none.
+        Asked between units."""
+
     def failure(self) -> NInferError:
         """Why the last mask left no token to draw."""

@@ -126,6 +126,8 @@ class Transfer(Protocol):
 class UnitKind(Enum):
     PREFILL = "prefill"
     DECODE = "decode"
+    REPLAY = "replay"
+    """Tokens of one row that were chosen before, several at once; draws nothing"""
 
 
 @dataclass(slots=True, eq=False)
@@ -210,6 +212,14 @@ class Program(Protocol):
                   a unit is committed once it was completed, never aborted: the states its rows had
                   before it may be gone.
         """
+
+    def force(self, handle: SequenceHandle, token_ids: Sequence[int]) -> None:
+        """Accept tokens that nobody draws, behind the newest accepted one; between units. They are
+        inputs of the row as if they had been drawn: `num_replay_left` counts them."""
+
+    def launch_replay(self, handle: SequenceHandle, num_tokens: int) -> PendingBatch:
+        """Start the next `num_tokens` of `num_replay_left` inputs, at most REPLAY_TOKENS, of a row
+        whose prompt is done. To the bit what as many decode steps would leave."""
 
     async def complete(self, batch: PendingBatch) -> None:
         """Wait until the unit has run and fill `outputs`. Raises DeviceError."""

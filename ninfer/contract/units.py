@@ -22,6 +22,8 @@ from ninfer.contract.sampling import (
 
 PAGE_TOKENS: Final = 64
 """Tokens a KV page holds."""
+REPLAY_TOKENS: Final = 16
+"""Most inputs of a row that is replayed in one unit."""
 ROOT_SLOT: Final = 0
 """The StateImage slot of the empty sequence: all zeros, never written."""
 
@@ -76,6 +78,8 @@ class UnitRow:
     score        which inputs are scored, of a prefill unit; None: none of them
     copies       (source, target) pages copied whole before anything is read: a shared partial page
     residence    (lane, generation) of the sequence: a step started ahead serves no other
+    is_replayed  of a prefill unit: its tokens were chosen before; at most REPLAY_TOKENS of them,
+                 with the bits of as many decode steps. No sample, no score.
     """
 
     token_ids: IntArray
@@ -88,6 +92,7 @@ class UnitRow:
     score: ScoreRow | None = None
     copies: tuple[tuple[int, int], ...] = ()
     residence: tuple[int, int] = (0, 0)
+    is_replayed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ninfer.contract.errors import InvariantError
-from ninfer.contract.units import Capacity
+from ninfer.contract.units import REPLAY_TOKENS, Capacity
 from ninfer.engine.chunks import chunk_end
 
 
@@ -38,17 +38,27 @@ class DecodeUnit:
     tickets: tuple[int, ...]
 
 
-UnitPlan: TypeAlias = PrefillUnit | DecodeUnit
+@dataclass(frozen=True, slots=True)
+class ReplayUnit:
+    """Tokens of a ready row that were forced: all but the newest, as many as fit."""
+
+    ticket: int
+    num_tokens: int
+
+
+UnitPlan: TypeAlias = PrefillUnit | DecodeUnit | ReplayUnit
 
 
 @dataclass(slots=True)
 class _Entry:
-    """`overtaken`: younger requests that were admitted while this one had no lane."""
+    """`overtaken`: younger requests that were admitted while this one had no lane. `num_forced`: of
+    a ready row, inputs to be fed several at once before it decodes."""
 
     num_prompt_tokens: int
     stops: tuple[int, ...] = ()
     frontier: int = 0
     overtaken: int = 0
+    num_forced: int = 0
 
 
 class Scheduler:
@@ -58,6 +68,7 @@ class Scheduler:
     def __init__(self, capacity: Capacity) -> None:
         self._num_lanes = capacity.max_concurrency
         self._prefill_chunk = capacity.prefill_chunk
+        self._replay_tokens = min(REPLAY_TOKENS, capacity.prefill_chunk)
         self._waiting: dict[int, _Entry] = {}
         self._binding: dict[int, _Entry] = {}
         self._prefilling: dict[int, _Entry] = {}
@@ -84,8 +95,8 @@ class Scheduler:
 
     @property
     def has_prompts(self) -> bool:
-        """Some resident's prompt is not done."""
-        return bool(self._prefilling)
+        """Some resident has inputs that come before its next decode step."""
+        return bool(self._prefilling) or any(entry.num_forced for entry in self._ready.values())
 
     @property
     def has_free_lane(self) -> bool:
@@ -149,7 +160,7 @@ class Scheduler:
         entry = self._binding.pop(ticket, None)
         if entry is None:
             raise InvariantError(f"ticket {ticket} has no lane to be bound to")
-        entry.stops = stops
+        entry.stops, entry.num_forced = stops, 0
         entry.frontier = min(frontier, entry.num_prompt_tokens)
         is_ready = entry.frontier == entry.num_prompt_tokens
         (self._ready if is_ready else self._prefilling)[ticket] = entry
@@ -204,11 +215,19 @@ class Scheduler:
         """
         limit = chunk_limit if self._ready else None
         decode: list[UnitPlan] = []
-        if self._ready:
-            decode.append(DecodeUnit(tuple(sorted(self._ready, key=self._priority))))
+        ready = sorted(self._ready, key=self._priority)
+        tickets = tuple(ticket for ticket in ready if not self._ready[ticket].num_forced)
+        if tickets:
+            decode.append(DecodeUnit(tickets))
         order = sorted(self._prefilling, key=lambda ticket: ticket != self._protected)
         prefills: list[UnitPlan] = [self._next_chunk(ticket, limit) for ticket in order]
-        return prefills + decode if self._is_prefill_turn else decode + prefills
+        first: list[UnitPlan] = [
+            ReplayUnit(ticket, min(self._ready[ticket].num_forced, self._replay_tokens))
+            for ticket in ready
+            if self._ready[ticket].num_forced
+        ]
+        others = first + prefills
+        return others + decode if self._is_prefill_turn else decode + others
 
     def note_launched(self, unit: UnitPlan) -> None:
         """The unit runs: the other kind is next, and this resident's prefill turn is over."""
@@ -224,6 +243,15 @@ class Scheduler:
         entry.frontier = frontier
         if frontier == entry.num_prompt_tokens:
             self._ready[ticket] = self._prefilling.pop(ticket)
+
+    def note_forced(self, ticket: int, num_tokens: int) -> None:
+        """So many inputs of a ready row are to be fed before it decodes."""
+        self._ready[ticket].num_forced = num_tokens
+
+    def note_replayed(self, ticket: int, num_tokens: int) -> None:
+        """A ReplayUnit of it is committed."""
+        entry = self._ready[ticket]
+        entry.num_forced = max(0, entry.num_forced - num_tokens)
 
     def remove(self, ticket: int) -> None:
         """Forget a ticket in whatever state it is."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ninfer.contract.errors import InvariantError, NInferError, NonFiniteLogits
-from ninfer.contract.generation import Finish, FinishReason, OutputPreview
+from ninfer.contract.generation import Finish, FinishReason, OutputPreview, OutputSession
 from ninfer.contract.sampling import GeneratedToken
 from ninfer.contract.units import RowOutput
 from ninfer.engine.request_record import Phase, RequestRecord
@@ -111,3 +111,17 @@ def call_session(record: RequestRecord, call: Callable[[], T]) -> T:
     except Exception as error:
         _logger.exception("request %s: the output session failed", record.request_id)
         raise InvariantError("the output could not be processed") from error
+
+
+def adopt(record: RequestRecord, preview: OutputPreview) -> None:
+    """Make `preview` the session's state. Raises NInferError when the session fails."""
+    session = record.request.session
+    record.reasoning_tokens, record.broken_calls = call_session(
+        record, lambda: _commit_session(session, preview)
+    )
+
+
+def _commit_session(session: OutputSession, preview: OutputPreview) -> tuple[int, int]:
+    """Adopt `preview`; returns the reasoning tokens and the broken calls so far."""
+    session.commit(preview)
+    return session.reasoning_tokens, session.broken_calls

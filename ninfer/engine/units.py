@@ -9,7 +9,7 @@ from ninfer.contract.program import PendingBatch, Program
 from ninfer.engine.pacing import PrefillPace
 from ninfer.engine.pressure import Pressure
 from ninfer.engine.request_record import Phase, RequestRecord
-from ninfer.engine.scheduler import DecodeUnit, PrefillUnit, Scheduler, UnitPlan
+from ninfer.engine.scheduler import DecodeUnit, PrefillUnit, ReplayUnit, Scheduler, UnitPlan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,6 +66,8 @@ class UnitLauncher:
                 return self._try_prefill(plan, now)
             case DecodeUnit():
                 return self._try_decode(plan, now)
+            case ReplayUnit():
+                return self._try_replay(plan, now)
 
     def _try_prefill(self, plan: PrefillUnit, now: float) -> LaunchedUnit | None:
         record = self._records[plan.ticket]
@@ -74,6 +76,20 @@ class UnitLauncher:
         batch = self._program.launch_prefill(record.resident, plan.num_tokens)
         is_sampled = plan.is_last and not record.accepted
         return LaunchedUnit(batch, (record,), (is_sampled,), now)
+
+    def _try_replay(self, plan: ReplayUnit, now: float) -> LaunchedUnit | None:
+        record = self._records[plan.ticket]
+        if not record.is_resident or not self._pressure.permit(record, plan.num_tokens):
+            return None
+        batch = self._program.launch_replay(record.resident, plan.num_tokens)
+        return LaunchedUnit(batch, (record,), (False,), now)
+
+    def _is_sampled(self, record: RequestRecord) -> bool:
+        """Whether its next decode step draws a token: not in a replay, and not behind forced
+        tokens that are not all fed yet."""
+        if record.phase is Phase.REPLAY:
+            return False
+        return self._program.num_replay_left(record.resident) == 0
 
     def _try_decode(self, plan: DecodeUnit, now: float) -> LaunchedUnit | None:
         # Permits go by age, and pressure pauses only rows that come later.
@@ -85,7 +101,7 @@ class UnitLauncher:
         if not records:
             return None
         handles = [record.resident for record in records]
-        is_sampled = tuple(record.phase is not Phase.REPLAY for record in records)
+        is_sampled = tuple(map(self._is_sampled, records))
         goes_on = not self._scheduler.has_prompts and all(map(_may_go_on, records))
         batch = self._program.launch_decode(handles, goes_on=goes_on)
         return LaunchedUnit(batch, records, is_sampled, now)

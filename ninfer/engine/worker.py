@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from ninfer.contract.errors import InvariantError, NInferError, Unavailable
-from ninfer.contract.generation import Admitted, OutputPreview, OutputSession, Progress
+from ninfer.contract.generation import Admitted, OutputPreview, Progress
 from ninfer.contract.program import Program, UnitKind
 from ninfer.contract.sampling import GeneratedToken, PromptScores
 from ninfer.engine.admission import Admission
@@ -29,6 +29,7 @@ from ninfer.engine.background import Background
 from ninfer.engine.context_protocol import ContextPolicy
 from ninfer.engine.endings import Endings
 from ninfer.engine.expiry import Expiry, ExpiryQueue
+from ninfer.engine.forcing import force_tokens
 from ninfer.engine.inbox import Inbox
 from ninfer.engine.metrics import EngineMetrics
 from ninfer.engine.outbox import Outbox
@@ -37,7 +38,7 @@ from ninfer.engine.pressure import Pressure
 from ninfer.engine.request_record import Phase, RequestRecord
 from ninfer.engine.residency import Residency
 from ninfer.engine.scheduler import Scheduler
-from ninfer.engine.settlement import RowVerdict, call_session, judge_row, preview_accepted
+from ninfer.engine.settlement import RowVerdict, adopt, judge_row, preview_accepted
 from ninfer.engine.transfer_desk import TransferDesk
 from ninfer.engine.units import LaunchedUnit, UnitLauncher
 
@@ -252,10 +253,13 @@ class Worker:
         ]
         self._program.commit(unit.batch, [verdict.accepted for verdict in verdicts])
         self._metrics.histograms.unit_tokens.observe(sum(unit.batch.num_inputs))
-        if unit.batch.kind is UnitKind.PREFILL:
-            self._note_prefilled(unit, now)
-        else:
-            self._note_decoded(unit)
+        match unit.batch.kind:
+            case UnitKind.PREFILL:
+                self._note_prefilled(unit, now)
+            case UnitKind.REPLAY:
+                self._scheduler.note_replayed(unit.records[0].ticket, unit.batch.num_inputs[0])
+            case UnitKind.DECODE:
+                self._note_decoded(unit)
         for record, output, verdict in zip(unit.records, outputs, verdicts, strict=True):
             if output.scores is not None:
                 self._show_scores(record, output.scores)
@@ -318,7 +322,7 @@ class Worker:
         for record, token in unseen:
             try:
                 preview = preview_accepted(record, token)
-                _adopt(record, preview)
+                adopt(record, preview)
             except NInferError as error:
                 if record in running:
                     record.failure = error
@@ -330,16 +334,29 @@ class Worker:
     def _adopt_now(self, record: RequestRecord, preview: OutputPreview) -> None:
         """Tell the session between units."""
         try:
-            _adopt(record, preview)
+            adopt(record, preview)
         except NInferError as error:
             self._endings.fail(record, error)
             return
         if preview.finish is None:
             self._note_progress(record)
             self._show(record, preview)
+            self._force(record)
         else:
             self._offer(record)
             self._endings.finish(record, preview.finish, preview.deltas)
+
+    def _force(self, record: RequestRecord) -> None:
+        """Accept at once what must come next."""
+        num_before = record.completion_tokens
+        try:
+            preview = force_tokens(record, self._program, self._scheduler)
+        except NInferError as error:
+            self._endings.fail(record, error)
+        else:
+            self._metrics.completion_tokens_total += record.completion_tokens - num_before
+            if preview is not None:
+                self._show(record, preview)
 
     def _show(self, record: RequestRecord, preview: OutputPreview) -> None:
         if preview.deltas:
@@ -388,17 +405,3 @@ class Worker:
             self._endings.answer_stopped(record)
         self._records.clear()
         self._outbox.publish()
-
-
-def _adopt(record: RequestRecord, preview: OutputPreview) -> None:
-    """Make `preview` the session's state. Raises NInferError when the session fails."""
-    session = record.request.session
-    record.reasoning_tokens, record.broken_calls = call_session(
-        record, lambda: _commit_session(session, preview)
-    )
-
-
-def _commit_session(session: OutputSession, preview: OutputPreview) -> tuple[int, int]:
-    """Adopt `preview`; returns the reasoning tokens and the broken calls so far."""
-    session.commit(preview)
-    return session.reasoning_tokens, session.broken_calls

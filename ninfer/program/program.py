@@ -35,7 +35,14 @@ from ninfer.contract.program import (
     TransferKind,
     UnitKind,
 )
-from ninfer.contract.units import PAGE_TOKENS, Capacity, Executor, RowOutput, UnitRow
+from ninfer.contract.units import (
+    PAGE_TOKENS,
+    REPLAY_TOKENS,
+    Capacity,
+    Executor,
+    RowOutput,
+    UnitRow,
+)
 from ninfer.program.checkpoints import CheckpointStore
 from ninfer.program.residents import Residents, pages_of
 from ninfer.program.sequence_record import SequenceRecord
@@ -155,6 +162,29 @@ class ModelProgram:
             for sequence in sequences
         )
         return self._launch(UnitKind.DECODE, sequences, rows, goes_on=goes_on)
+
+    def force(self, handle: SequenceHandle, token_ids: Sequence[int]) -> None:
+        """Accept tokens that nobody draws; see the contract. InvariantError for a row that cannot
+        decode and for ids outside the vocabulary."""
+        sequence = self._residents.idle(handle)
+        name = sequence.spec.request_id
+        if sequence.num_prompt_left > 0 or not sequence.accepted or sequence.has_ended:
+            raise InvariantError(f"{name}: no tokens can be forced here")
+        if not all(0 <= token_id < self._vocab_size for token_id in token_ids):
+            raise InvariantError(f"{name}: forced tokens outside the vocabulary")
+        for token_id in token_ids:
+            sequence.accept(token_id)
+
+    def launch_replay(self, handle: SequenceHandle, num_tokens: int) -> PendingBatch:
+        """Start the next `num_tokens` inputs that were chosen before; see the contract."""
+        sequence = self._launchable_sequence(handle, num_tokens)
+        limit = min(sequence.num_replay_left, REPLAY_TOKENS, self._capacity.prefill_chunk)
+        if sequence.num_prompt_left > 0 or num_tokens > limit:
+            raise InvariantError(
+                f"{sequence.spec.request_id}: {num_tokens} inputs to replay, at most {limit} can"
+            )
+        row = sequence.replay_row(num_tokens, pages_of(sequence.frontier + num_tokens))
+        return self._launch(UnitKind.REPLAY, (sequence,), (row,))
 
     async def complete(self, batch: PendingBatch) -> None:
         """Wait until the unit has run and fill `outputs`; idempotent until the settlement.
@@ -425,7 +455,7 @@ class ModelProgram:
     async def _execute(
         self, kind: UnitKind, rows: tuple[UnitRow, ...], goes_on: bool
     ) -> tuple[RowOutput, ...]:
-        if kind is UnitKind.PREFILL:
+        if kind is not UnitKind.DECODE:
             return (await self._executor.prefill(rows[0]),)
         return await self._executor.decode(rows, goes_on=goes_on)
 

@@ -13,6 +13,7 @@ The record decides nothing and frees nothing; `program.py` writes it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -127,6 +128,17 @@ class SequenceRecord:
         is_newest = index == len(self.accepted) - 1
         sample = self._sample_row(self.frontier + 1) if is_newest else None
         return self._unit_row(token_ids, num_pages, positions, sample)
+
+    def replay_row(self, num_tokens: int, num_pages: int) -> UnitRow:
+        """The next `num_tokens` accepted tokens, none of them the newest."""
+        first, delta = self.frontier - self.num_prompt, self.spec.prompt.rope_delta
+        positions = None
+        if delta != 0:
+            ordinals = np.arange(self.frontier, self.frontier + num_tokens, dtype=np.int32)
+            positions = np.tile(ordinals + delta, (3, 1))
+        token_ids = np.array(self.accepted[first : first + num_tokens], dtype=np.int32)
+        row = self._unit_row(token_ids, num_pages, positions, None)
+        return replace(row, is_replayed=True)
 
     def _unit_row(
         self,

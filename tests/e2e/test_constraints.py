@@ -137,6 +137,24 @@ async def test_thought_then_an_answer_in_its_grammar(model: GuidedModel) -> None
             assert result.usage.reasoning_tokens >= 4
 
 
+async def test_forced_tokens_change_no_answer(model: GuidedModel) -> None:
+    """With log probabilities asked for every token is drawn under its mask."""
+    text = "The answer that I was told to give, word for word, is [0-9]{2}, and not more than that."
+    cases: tuple[dict[str, Any], ...] = (
+        {"thinks": True, "thinking_budget": 4, "max_tokens": 60},
+        {"constraint": constraint("gbnf", f'root ::= "{text[:54]}" [0-9] "{text[64:]}"')},
+    )
+    async with model.engine() as engine:
+        for fields in cases:
+            drawn = await answer(
+                engine, await model.request("What is 3 plus 4?", top_logprobs=0, **fields)
+            )
+            units = engine.metrics.num_decode_units
+            forced = await answer(engine, await model.request("What is 3 plus 4?", **fields))
+            assert (forced.content, forced.reasoning) == (drawn.content, drawn.reasoning)
+            assert engine.metrics.num_decode_units - units < forced.usage.completion_tokens - 10
+
+
 async def test_demanded_calls(model: GuidedModel) -> None:
     rules = ToolRules(tools=(ToolSpec("get_weather", WEATHER),), choice="required")
     async with model.engine() as engine:

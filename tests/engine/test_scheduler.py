@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from ninfer.contract.errors import InvariantError
 from ninfer.contract.units import Capacity
-from ninfer.engine.scheduler import DecodeUnit, PrefillUnit, Scheduler
+from ninfer.engine.scheduler import DecodeUnit, PrefillUnit, ReplayUnit, Scheduler, UnitPlan
 
 CHUNK = 8
 
@@ -37,7 +37,7 @@ def start_all(target: Scheduler) -> list[int]:
     return started
 
 
-def run_one(target: Scheduler, limit: int | None = None) -> PrefillUnit | DecodeUnit:
+def run_one(target: Scheduler, limit: int | None = None) -> UnitPlan:
     """Launch the preferred unit."""
     unit = target.candidates(limit)[0]
     target.note_launched(unit)
@@ -357,6 +357,37 @@ class TestUnits:
             seen.append(unit.ticket)
         assert seen == [0, "decode", 1, "decode", 2, "decode", 1, "decode"]
 
+    def test_forced_inputs_come_before_the_row_decodes(self) -> None:
+        target = scheduler(lanes=3)
+        for ticket in (0, 1):
+            target.enqueue(ticket, num_prompt_tokens=CHUNK)
+        start_all(target)
+        for ticket in (0, 1):
+            run_one(target)
+            target.note_prefilled(ticket, CHUNK)
+        target.note_forced(1, CHUNK + 4)
+        assert target.has_prompts
+        assert run_one(target) == ReplayUnit(1, CHUNK)
+        target.note_replayed(1, CHUNK)
+        assert run_one(target) == DecodeUnit((0,))
+        assert run_one(target) == ReplayUnit(1, 4)
+        target.note_replayed(1, 4)
+        assert not target.has_prompts
+        assert run_one(target) == DecodeUnit((0, 1))
+
+    def test_forced_inputs_are_forgotten_with_the_lane(self) -> None:
+        target = scheduler(lanes=1)
+        target.enqueue(0, num_prompt_tokens=CHUNK)
+        start_all(target)
+        run_one(target)
+        target.note_prefilled(0, CHUNK)
+        target.note_forced(0, 5)
+        assert target.candidates() == [ReplayUnit(0, 5)]
+        target.pause(0)
+        target.take_lane(0)
+        target.bind(0, CHUNK)
+        assert target.candidates() == [DecodeUnit((0,))]
+
     def test_starved_preference_leaves_the_others_as_candidates(self) -> None:
         target = scheduler(lanes=3)
         enqueue(target, 0, prompt=2)
@@ -400,7 +431,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.paused: dict[int, _Model] = {}
         self.protected: int | None = None
         self.next_ticket = 0
-        self.last_kind: type[PrefillUnit | DecodeUnit] | None = None
+        self.last_kind: type[UnitPlan] | None = None
         self.had_both = False
 
     @rule(prompt=st.integers(1, 40))
@@ -485,6 +516,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if isinstance(unit, DecodeUnit):
             assert unit.tickets == tuple(sorted(ready, key=lambda t: (t != self.protected, t)))
         else:
+            assert isinstance(unit, PrefillUnit)
             self._check_chunk(unit, is_refused)
 
     def _check_chunk(self, unit: PrefillUnit, is_refused: bool) -> None:

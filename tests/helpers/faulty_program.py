@@ -62,6 +62,14 @@ class FaultyProgram:
         self._on_call("reserve_units")
         return not self.denies(handle) and self._program.reserve_units(handle, num_tokens)
 
+    def force(self, handle: SequenceHandle, token_ids: Sequence[int]) -> None:
+        self._on_call("force")
+        self._program.force(handle, token_ids)
+
+    def launch_replay(self, handle: SequenceHandle, num_tokens: int) -> PendingBatch:
+        self._on_call("launch_replay")
+        return self._program.launch_replay(handle, num_tokens)
+
     def launch_prefill(self, handle: SequenceHandle, num_tokens: int) -> PendingBatch:
         self._on_call("launch_prefill")
         return self._program.launch_prefill(handle, num_tokens)

@@ -29,5 +29,8 @@ class FixedMask:
         self.num_fills += 1
         words[:] = packed(self.token_ids, 32 * words.size)
 
+    def forced(self) -> tuple[int, ...]:
+        return ()
+
     def failure(self) -> NInferError:
         return RequestError("constraint_dead_end", "nothing may come")

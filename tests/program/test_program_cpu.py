@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ninfer.contract.cache import CheckpointId
-from ninfer.contract.errors import OptionError
+from ninfer.contract.errors import InvariantError, OptionError
 from ninfer.contract.program import PendingBatch, SequenceHandle, Source, TransferKind
 from ninfer.contract.sampling import SamplingParams
 from ninfer.contract.units import RowOutput
@@ -244,3 +244,48 @@ def test_a_cache_folder_that_cannot_be_names_its_option(tmp_path: Path) -> None:
     )
     with pytest.raises(OptionError, match=r"--cache-dir: .*Not a directory"):
         load_program(open_model(golden_model("qwen3-dense")), options, _ignore)
+
+
+async def forced(program: ModelProgram, parts: tuple[int, ...]) -> list[RowOutput]:
+    """Outputs behind a prompt, 20 forced tokens that are fed in `parts`, and some steps."""
+    spec = spec_of(60, vocab_size=128, sampling=SAMPLING)
+    handle = program.open_sequence(spec)
+    await prefill(program, handle, spec, chunk=60)
+    program.force(handle, [7 * index % 128 for index in range(20)])
+    assert program.num_replay_left(handle) == 20
+    for count in parts:
+        assert program.reserve_units(handle, count)
+        batch = program.launch_replay(handle, count)
+        assert await outputs_of(program, batch) == (RowOutput(None),)
+        program.commit(batch, [0])
+        program.check()
+    outputs: list[RowOutput] = []
+    while len(outputs) < 5:
+        assert program.reserve_units(handle, 1)
+        batch = program.launch_decode([handle])
+        (output,) = await outputs_of(program, batch)
+        program.commit(batch, [0 if output.token is None else 1])
+        if output.token is not None:
+            outputs.append(output)
+    program.close_sequence(handle)
+    return outputs
+
+
+async def test_forced_tokens_have_the_bits_of_decode_steps(program: ModelProgram) -> None:
+    alone = await forced(program, ())
+    for parts in ((16, 4), (1,) * 20, (3, 9)):
+        assert await forced(program, parts) == alone
+
+
+async def test_what_cannot_be_forced_or_replayed(program: ModelProgram) -> None:
+    spec = spec_of(20, vocab_size=128)
+    handle = program.open_sequence(spec)
+    with pytest.raises(InvariantError):
+        program.force(handle, [1])
+    await prefill(program, handle, spec, chunk=20)
+    with pytest.raises(InvariantError):
+        program.force(handle, [program.vocab_size])
+    program.force(handle, [1, 2])
+    assert program.reserve_units(handle, 3)
+    with pytest.raises(InvariantError):
+        program.launch_replay(handle, 3)

@@ -131,6 +131,14 @@ class Guide:
             for token_id in rules.end_ids | rules.mute_ids:
                 _forbid(words, token_id)
 
+    def forced(self) -> tuple[int, ...]:
+        state = self._state
+        if state.forced:
+            return state.forced
+        if state.phase is Phase.BOUND and self._matcher is not None:
+            return tuple(self._matcher.forced())
+        return ()
+
     def failure(self) -> NInferError:
         matcher = self._matcher
         if matcher is not None and matcher.is_failed:

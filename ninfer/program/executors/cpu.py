@@ -124,7 +124,25 @@ class CpuExecutor:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(thread or self._thread, _guarded, what, work, argument)
 
+    def _replay(self, row: UnitRow) -> RowOutput:
+        """The inputs one after another, as decode steps."""
+        check_rows((row,), has_states=self._has_states)
+        self._copy_pages((row,))
+        for index in range(row.token_ids.size):
+            stop = index + 1
+            step = replace(
+                row,
+                token_ids=row.token_ids[index:stop],
+                start=row.start + index,
+                read_slot=row.read_slot if index == 0 else row.write_slot,
+                positions=None if row.positions is None else row.positions[:, index:stop],
+            )
+            self._run(decode_batch((step,), self._frequencies))
+        return RowOutput(None)
+
     def _prefill(self, row: UnitRow) -> RowOutput:
+        if row.is_replayed:
+            return self._replay(row)
         hidden, done, parts = None, 0, list[PromptScores]()
         for batch in self._passes(row):
             hidden = self._run(batch)

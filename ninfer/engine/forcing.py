@@ -1,0 +1,42 @@
+"""Forced tokens: those that a request's mask leaves no choice about are accepted without a draw.
+
+They go into session, ledger and budget at once, and are fed to the model several in a unit. A row
+keeps at least one token of its budget to be drawn, so that only drawn tokens end an answer.
+"""
+
+from __future__ import annotations
+
+from ninfer.contract.generation import OutputPreview
+from ninfer.contract.program import Program
+from ninfer.contract.sampling import GeneratedToken
+from ninfer.engine.request_record import RequestRecord
+from ninfer.engine.scheduler import Scheduler
+from ninfer.engine.settlement import adopt, call_session
+
+_FEWEST_IN_A_UNIT = 2
+"""One input alone goes with the next decode step of all."""
+
+
+def force_tokens(
+    record: RequestRecord, program: Program, scheduler: Scheduler
+) -> OutputPreview | None:
+    """Accept what must come next in a row that goes on; what it shows, or None for nothing. Raises
+    NInferError when the session fails."""
+    request = record.request
+    mask, room = request.mask, record.budget.num_tokens - record.completion_tokens - 1
+    # Log probabilities of a token come from logits behind the one before it.
+    if mask is None or room < 1 or request.sampling.top_logprobs is not None:
+        return None
+    token_ids = mask.forced()[:room]
+    if not token_ids:
+        return None
+    tokens = [GeneratedToken(token_id) for token_id in token_ids]
+    preview = call_session(record, lambda: request.session.preview(tokens, None))
+    if preview.finish is not None or preview.accepted != len(tokens):
+        return None
+    adopt(record, preview)
+    program.force(record.resident, token_ids)
+    record.accepted.extend(token_ids)
+    num_inputs = program.num_replay_left(record.resident)
+    scheduler.note_forced(record.ticket, num_inputs if num_inputs >= _FEWEST_IN_A_UNIT else 0)
+    return preview
