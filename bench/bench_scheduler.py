@@ -67,6 +67,13 @@ class InstantExecutor:
     ) -> tuple[RowOutput, ...]:
         return (OUTPUT,) * len(rows)
 
+    @property
+    def max_draft_tokens(self) -> int:
+        return 0
+
+    async def verify(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
+        raise InvariantError("no drafts are verified here")
+
     async def score(self, row: UnitRow) -> Float32Array:
         raise InvariantError("nothing is scored here")
 
