@@ -220,8 +220,9 @@ class ContextCache:
                 known.origins.setdefault(entry.checkpoint, origin)
             elif known.pin is entry or transfer is not None:
                 known.exclude(entry)
-        if transfer is None:
+        if not is_ok:
             entry.refused.add(plan.kind)
+        if transfer is None:
             return
         if plan.kind is TransferKind.STORE:
             self._refresh_files()

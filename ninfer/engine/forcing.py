@@ -6,6 +6,8 @@ keeps at least one token of its budget to be drawn, so that only drawn tokens en
 
 from __future__ import annotations
 
+from typing import Final, NamedTuple
+
 from ninfer.contract.generation import OutputPreview
 from ninfer.contract.program import Program
 from ninfer.contract.sampling import GeneratedToken
@@ -13,14 +15,17 @@ from ninfer.engine.request_record import RequestRecord
 from ninfer.engine.scheduler import Scheduler
 from ninfer.engine.settlement import adopt, call_session
 
-_FEWEST_IN_A_UNIT = 2
+_FEWEST_IN_A_UNIT: Final = 2
 """One input alone goes with the next decode step of all."""
 
 
-def force_tokens(
-    record: RequestRecord, program: Program, scheduler: Scheduler
-) -> OutputPreview | None:
-    """Accept what must come next in a row that goes on; what it shows, or None for nothing. Raises
+class Forced(NamedTuple):
+    token_ids: tuple[int, ...]
+    preview: OutputPreview
+
+
+def adopt_forced(record: RequestRecord) -> Forced | None:
+    """What must come next in a row that goes on, adopted by its session; None for nothing. Raises
     NInferError when the session fails."""
     request = record.request
     mask, room = request.mask, record.budget.num_tokens - record.completion_tokens - 1
@@ -35,8 +40,14 @@ def force_tokens(
     if preview.finish is not None or preview.accepted != len(tokens):
         return None
     adopt(record, preview)
-    program.force(record.resident, token_ids)
-    record.accepted.extend(token_ids)
+    return Forced(token_ids, preview)
+
+
+def accept_forced(
+    record: RequestRecord, forced: Forced, program: Program, scheduler: Scheduler
+) -> None:
+    """Put adopted tokens into the ledgers, to be fed before the next draw."""
+    program.force(record.resident, forced.token_ids)
+    record.accepted.extend(forced.token_ids)
     num_inputs = program.num_replay_left(record.resident)
     scheduler.note_forced(record.ticket, num_inputs if num_inputs >= _FEWEST_IN_A_UNIT else 0)
-    return preview

@@ -89,6 +89,8 @@ class UnitLauncher:
         tokens that are not all fed yet."""
         if record.phase is Phase.REPLAY:
             return False
+        if record.request.mask is None:
+            return True
         return self._program.num_replay_left(record.resident) == 0
 
     def _try_decode(self, plan: DecodeUnit, now: float) -> LaunchedUnit | None:

@@ -29,7 +29,7 @@ from ninfer.engine.background import Background
 from ninfer.engine.context_protocol import ContextPolicy
 from ninfer.engine.endings import Endings
 from ninfer.engine.expiry import Expiry, ExpiryQueue
-from ninfer.engine.forcing import force_tokens
+from ninfer.engine.forcing import accept_forced, adopt_forced
 from ninfer.engine.inbox import Inbox
 from ninfer.engine.metrics import EngineMetrics
 from ninfer.engine.outbox import Outbox
@@ -348,15 +348,15 @@ class Worker:
 
     def _force(self, record: RequestRecord) -> None:
         """Accept at once what must come next."""
-        num_before = record.completion_tokens
         try:
-            preview = force_tokens(record, self._program, self._scheduler)
+            forced = adopt_forced(record)
         except NInferError as error:
             self._endings.fail(record, error)
-        else:
-            self._metrics.completion_tokens_total += record.completion_tokens - num_before
-            if preview is not None:
-                self._show(record, preview)
+            return
+        if forced is not None:
+            accept_forced(record, forced, self._program, self._scheduler)
+            self._metrics.completion_tokens_total += len(forced.token_ids)
+            self._show(record, forced.preview)
 
     def _show(self, record: RequestRecord, preview: OutputPreview) -> None:
         if preview.deltas:

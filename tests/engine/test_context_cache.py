@@ -372,6 +372,33 @@ async def test_a_damaged_file_is_a_miss() -> None:
     assert rig.cache.metrics.transfers_failed[TransferKind.FETCH] == 1
 
 
+async def test_what_could_not_be_stored_is_tried_again_only_once_it_was_used() -> None:
+    """An idle engine asks again at once, and a full disk stays full for a while."""
+    store = disk()
+    store.break_down()
+    rig = ContextRig(host_blocks=64, disk=store, pages=64, slots=8)
+    first = await rig.serve(tokens(600), places={599: TAIL}, num_output=5, key="a")
+    plan = rig.cache.next_transfer(is_idle=True)
+    assert plan is not None
+    assert plan.kind is TransferKind.STORE
+    assert not await rig.transfer(plan)
+    assert rig.cache.next_transfer(is_idle=True) is None
+    await rig.serve((*first.history, 1), key="a")
+    assert rig.cache.next_transfer(is_idle=True) is not None
+
+
+async def test_a_copy_to_the_host_that_failed_is_not_made_again_at_once() -> None:
+    rig = ContextRig(pages=32, slots=4, host_blocks=64)
+    await rig.serve(tokens(1200), key="a")
+    plan = rig.cache.next_transfer(is_idle=False)
+    assert plan is not None
+    assert plan.kind is TransferKind.DEMOTE
+    rig.spoils_copies = True
+    assert not await rig.transfer(plan)
+    assert rig.cache.metrics.transfers_failed[TransferKind.DEMOTE] == 1
+    assert rig.cache.next_transfer(is_idle=False) is None
+
+
 async def test_what_finds_no_room_on_the_device_is_not_restored() -> None:
     rig = ContextRig(lanes=2, pages=36, slots=8, host_blocks=64)
     first = await rig.serve(tokens(1200))

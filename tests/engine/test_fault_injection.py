@@ -11,6 +11,7 @@ from ninfer.contract.generation import EngineHealth, Failed, GenerationRequest, 
 from ninfer.contract.program import Program
 from tests.helpers.engine_rig import EngineRig, Transcript, capacity, read, solo_tokens, spin
 from tests.helpers.faulty_program import FaultyProgram
+from tests.helpers.forcing import BoundSession, forcing
 from tests.helpers.scripted_session import ScriptedSession
 
 
@@ -97,6 +98,15 @@ class TightScenarioWithHost(TightScenario):
     limits = capacity(num_pages=4, chunk=64, host_blocks=16)
 
 
+class ForcedScenario(Scenario):
+    """Two requests with forced tokens."""
+
+    def _requests(self) -> list[GenerationRequest]:
+        sessions = [BoundSession(on_call=self._session_called) for _ in range(2)]
+        counts: dict[int, int] = {1: 9, 12: 1}
+        return [forcing(self.rig.request(7, 16), session, counts) for session in sessions]
+
+
 async def _faultless(kind: type[Scenario] = Scenario) -> Scenario:
     scenario = kind()
     await scenario.run()
@@ -173,6 +183,7 @@ TRANSFER_CALLS = {"begin_transfer", "settle_transfer", "checkpoint", "drop_devic
     [
         (TightScenario, PAUSE_CALLS),
         (TightScenarioWithHost, PAUSE_CALLS | TRANSFER_CALLS),
+        (ForcedScenario, {"force", "launch_replay", "num_replay_left"}),
     ],
 )
 async def test_failing_calls_under_pressure(kind: type[Scenario], names: set[str]) -> None:

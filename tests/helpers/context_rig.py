@@ -61,7 +61,9 @@ class Running:
 
 
 class ContextRig:
-    """prompt_of_choice   token ids of the request that arrived last"""
+    """prompt_of_choice   token ids of the request that arrived last
+    spoils_copies      copies to the host turn out bad
+    """
 
     def __init__(
         self,
@@ -83,6 +85,7 @@ class ContextRig:
         self.memory = CacheMemory(PAGE_BYTES, slot_bytes, has_disk=disk is not None)
         self.cache = ContextCache(self.program, self.memory, limits)
         self.prompt_of_choice: tuple[int, ...] = ()
+        self.spoils_copies = False
         self._num_tickets = 0
         self._specs: dict[int, SequenceSpec] = {}
 
@@ -169,6 +172,10 @@ class ContextRig:
         transfer.add_done_callback(done.set)
         await done.wait()
         is_ok = self.program.settle_transfer(transfer)
+        if self.spoils_copies:
+            assert plan.kind is TransferKind.DEMOTE
+            self.program.drop_host(plan.checkpoint)
+            is_ok = False
         self.cache.transferred(plan, transfer, is_ok=is_ok)
         return is_ok
 

@@ -65,7 +65,7 @@ class Entry:
     domains      numbers of some sessions that started from it
     is_superseded   its session has gone on to a deeper one
     num_pins     requests that have chosen it and are not bound yet
-    refused      kinds of transfers that could not begin since it was last used
+    refused      kinds of transfers that could not begin, or failed, since it was last used
     parent, children   the forest of the catalogue
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
@@ -140,3 +141,27 @@ async def test_a_dead_end_on_the_device_is_one_row_s_own(device: CudaExecutor) -
     )
     assert dead == RowOutput(None, is_dead_end=True)
     assert driver.taken(alive).token_id == 8
+
+
+@pytest.mark.gpu
+async def test_replayed_tokens_have_the_bits_of_decode_steps(device: CudaExecutor) -> None:
+    rng = np.random.default_rng(8)
+    token_ids = rng.integers(0, 300, 37).tolist()
+    found = []
+    for parts in ((1,) * 36, (16, 16, 4), (5, 13, 16, 2)):
+        target = driver.sequence(0)
+        await driver.prefill(device, target, list(range(70)), (64,))
+        place = 0
+        for count in parts:
+            inputs = token_ids[place : place + count]
+            row = target.row(inputs, samples=False)
+            if len(parts) == 36:
+                await device.decode((row,))
+            else:
+                await device.prefill(dataclasses.replace(row, is_replayed=True))
+            target.advance(inputs)
+            place += count
+        await device.decode((target.row(token_ids[-1:], samples=True),))
+        found.append(logits_of(device, 1).copy())
+    np.testing.assert_array_equal(found[1], found[0])
+    np.testing.assert_array_equal(found[2], found[0])
