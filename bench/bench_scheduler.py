@@ -120,6 +120,9 @@ class PlainSession:
     def goes_on_after(self, token: GeneratedToken) -> bool:
         return True
 
+    def masks_behind(self, token_ids: Sequence[int]) -> Sequence[None]:
+        return (None,) * len(token_ids)
+
     def commit(self, preview: OutputPreview) -> None:
         return None
 

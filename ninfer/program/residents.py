@@ -127,15 +127,11 @@ class Residents:
             sequence.provisional_slot = self._states.acquire(sequence.last_slot)
         return True
 
-    def pages_to_show(
-        self, sequence: SequenceRecord, num_inputs: int = 1, *, goes_on: bool
-    ) -> int:
+    def pages_to_show(self, sequence: SequenceRecord, num_inputs: int = 1, *, goes_on: bool) -> int:
         """Pages of a reserved decode row: those of its inputs and, if it goes on and they are to be
         had, of the input behind them."""
         stop = sequence.frontier + num_inputs
-        if goes_on and stop < self._capacity.max_context and self.reserve(
-            sequence, num_inputs + 1
-        ):
+        if goes_on and stop < self._capacity.max_context and self.reserve(sequence, num_inputs + 1):
             stop += 1
         return pages_of(stop)
 

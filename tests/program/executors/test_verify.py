@@ -90,8 +90,7 @@ async def test_random_drafts_change_neither_tokens_nor_state(
     while min(map(len, said)) < NUM_TOKENS - MAX_DRAFT_TOKENS - 1:
         newest = [tokens[-1] for tokens in said]
         drafts = [
-            draft_for(rng, text[len(tokens) :])
-            for text, tokens in zip(texts, said, strict=True)
+            draft_for(rng, text[len(tokens) :]) for text, tokens in zip(texts, said, strict=True)
         ]
         for tokens, more in zip(
             said, await driver.verify(executor, targets, newest, drafts), strict=True
