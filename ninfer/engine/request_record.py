@@ -26,7 +26,7 @@ from ninfer.contract.program import PausedSequence, SequenceHandle
 from ninfer.engine.event_stream import EventStream
 from ninfer.engine.outstanding import Place
 from ninfer.engine.request_checks import OutputBudget
-from ninfer.engine.speculation.row_drafter import RowDrafter
+from ninfer.engine.speculation.drafter import Drafter
 
 
 class Phase(Enum):
@@ -110,7 +110,7 @@ class RequestRecord:
     old_frontier: int = field(default=0, init=False)
     captures: frozenset[int] = field(default=frozenset(), init=False)
     cache_use: CacheUse | None = field(default=None, init=False)
-    drafter: RowDrafter | None = field(default=None, init=False)
+    drafter: Drafter | None = field(default=None, init=False)
     draft_counts: DraftCounts = field(default_factory=DraftCounts, init=False)
 
     @property

@@ -40,6 +40,7 @@ from ninfer.engine.request_record import Phase, RequestRecord
 from ninfer.engine.residency import Residency
 from ninfer.engine.scheduler import Scheduler
 from ninfer.engine.settlement import RowVerdict, adopt, judge_row, preview_accepted
+from ninfer.engine.speculation.drafter import MakeDrafter
 from ninfer.engine.speculation.speculation import Speculation
 from ninfer.engine.transfer_desk import TransferDesk
 from ninfer.engine.units import LaunchedUnit, UnitLauncher
@@ -64,6 +65,7 @@ class Worker:
         max_decode_gap_s: float | None,
         clock: Callable[[], float],
         metrics: EngineMetrics,
+        make_drafter: MakeDrafter,
     ) -> None:
         self.inbox = Inbox()
         self._program = program
@@ -84,8 +86,8 @@ class Worker:
         self._admission = Admission(
             program, scheduler, desk, residency, pressure, self._records, self._note_admitted
         )
-        max_draft_tokens = program.capacity.max_draft_tokens
-        speculation = Speculation(program, max_draft_tokens) if max_draft_tokens else None
+        is_speculating = program.capacity.max_draft_tokens > 0
+        speculation = Speculation(program, make_drafter) if is_speculating else None
         self._launcher = UnitLauncher(
             program, scheduler, pressure, self._pace, self._records, speculation
         )

@@ -1,9 +1,9 @@
 """The engine as a state machine: random programs over real stores, Scheduler, worker and policy.
 
 An episode is a random machine (lanes, pages, slots, host blocks, disk) with random arrivals,
-prompts that share beginnings, cancels, deadlines, clients that leave, bad rows, failing copies and
-flushes. After every step all counts must hold; at the end every request has ended once with the
-tokens it has alone, and nothing is left. A failure names its seed, and
+prompts that share beginnings, drafts, cancels, deadlines, clients that leave, bad rows, failing
+copies and flushes. After every step all counts must hold; at the end every request has ended once
+with the tokens it has alone, and nothing is left. A failure names its seed, and
 `asyncio.run(run_episode(seed))` plays it again.
 """
 
@@ -38,6 +38,7 @@ from tests.helpers.chaos_policy import ChaosPolicy
 from tests.helpers.engine_rig import VOCAB_SIZE, EngineRig, StepGate, Transcript, solo_tokens, spin
 from tests.helpers.fake_executor import PAGE_BYTES, SLOT_BYTES, Fault
 from tests.helpers.memory_disk import MemoryDisk
+from tests.helpers.oracle_drafter import oracles
 from tests.helpers.scripted_session import ScriptedSession
 
 pytestmark = pytest.mark.no_cover
@@ -209,6 +210,7 @@ class Episode:
             num_slots=2 * lanes + 1 + source.choice((0, 0, 1, 4, 12)),
             prefill_chunk=source.choice((32, 64, 200)),
             num_host_blocks=source.choice((0, 0, 6, 16, 60)),
+            max_draft_tokens=(0, 0, 1, 3, 8)[self.seed % 5],
         )
 
         disk = None
@@ -237,7 +239,11 @@ class Episode:
             make_policy=source.choice((None, make_chaos, make_cache, make_cache)),
             has_states=has_states,
             disk=disk,
+            make_drafter=oracles(self._answer_of, VOCAB_SIZE, self.seed),
         )
+
+    def _answer_of(self, request: GenerationRequest) -> list[int]:
+        return self._solo_tokens(request, min(request.max_tokens, MAX_CONTEXT))
 
     async def _finish(self) -> Counter[str]:
         for _ in range(100_000):
@@ -256,6 +262,8 @@ class Episode:
         assert sum(metrics.requests_total.values()) == len(self.clients)
         for name in ("num_pauses", "num_resumes", "num_replays", "num_snapshots_lost"):
             reached[name] += getattr(metrics, name)
+        reached["accepted_drafts"] += metrics.drafts.accepted_total
+        reached["wrong_drafts"] += metrics.drafts.drafted_total - metrics.drafts.accepted_total
         reached["snapshot_resumes"] += metrics.num_resumes - metrics.num_replays
         if self.chaos is not None:
             reached["hits"] += self.chaos.num_hits
@@ -360,6 +368,8 @@ async def test_all_of_it_happens(reached: dict[int, Counter[str]]) -> None:
         "num_pauses",
         "num_replays",
         "snapshot_resumes",
+        "accepted_drafts",
+        "wrong_drafts",
         "hits",
         "moves",
         "cache_hits",

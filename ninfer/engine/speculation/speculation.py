@@ -13,15 +13,16 @@ from ninfer.contract.program import Draft, Program
 from ninfer.contract.units import PAGE_TOKENS
 from ninfer.engine.request_record import RequestRecord
 from ninfer.engine.settlement import call_session
-from ninfer.engine.speculation.row_drafter import RowDrafter
+from ninfer.engine.speculation.drafter import MakeDrafter
 
 
 class Speculation:
-    """`max_tokens` is the most that a row drafts."""
+    """The Program's capacity says how many tokens a row may draft."""
 
-    def __init__(self, program: Program, max_tokens: int) -> None:
+    def __init__(self, program: Program, make_drafter: MakeDrafter) -> None:
         self._program = program
-        self._max_tokens = max_tokens
+        self._make_drafter = make_drafter
+        self._max_tokens = program.capacity.max_draft_tokens
 
     def drafts(
         self, records: Sequence[RequestRecord], is_sampled: Sequence[bool]
@@ -36,8 +37,7 @@ class Speculation:
     def _draft(self, record: RequestRecord, num_rows: int) -> Draft:
         drafter = record.drafter
         if drafter is None:
-            prompt_ids = record.request.prompt.token_ids
-            drafter = record.drafter = RowDrafter(prompt_ids, self._max_tokens)
+            drafter = record.drafter = self._make_drafter(record.request, self._max_tokens)
         room = record.budget.num_tokens - record.completion_tokens - 1
         token_ids = drafter.draft(record.accepted, num_rows, min(room, self._max_tokens))
         if not token_ids:
