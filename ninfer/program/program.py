@@ -160,6 +160,8 @@ class ModelProgram:
         if not handles or len(set(handles)) != len(handles):
             raise InvariantError(f"a decode batch of {len(handles)} rows, some of them twice")
         drafts = drafts or (Draft(),) * len(handles)
+        if len(drafts) != len(handles):
+            raise InvariantError(f"{len(drafts)} drafts for {len(handles)} rows")
         sequences = tuple(
             self._launchable_decode(handle, draft)
             for handle, draft in zip(handles, drafts, strict=True)
