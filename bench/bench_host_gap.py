@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -74,21 +75,25 @@ async def _measure(record: Path, model: str, options: list[str], log: BinaryIO) 
         served(*command, log=log) as (url, process_id, ready_s),
         aiohttp.ClientSession() as session,
     ):
-        rates = {}
+        rates, firsts = {}, {}
         for clients in _CLIENTS:
             await _stream(session, url, clients, _WARM_UP_TOKENS)
             started = time.perf_counter()
-            tokens = await _stream(session, url, clients, _TOKENS)
+            tokens, first_s = await _stream(session, url, clients, _TOKENS)
             rates[str(clients)] = tokens / (time.perf_counter() - started)
-        return {"ready_s": ready_s, "tokens_s": rates, "peak_mib": peak_mib(process_id)}
+            firsts[str(clients)] = 1e3 * first_s
+        peak = peak_mib(process_id)
+    return {"ready_s": ready_s, "tokens_s": rates, "first_token_ms": firsts, "peak_mib": peak}
 
 
-async def _stream(session: aiohttp.ClientSession, url: str, clients: int, num_tokens: int) -> int:
-    """Tokens that all clients got."""
+async def _stream(
+    session: aiohttp.ClientSession, url: str, clients: int, num_tokens: int
+) -> tuple[int, float]:
+    """Tokens that all clients got, and the median of the seconds to the first."""
     results = await asyncio.gather(
         *(stream_once(session, url, seed, num_tokens) for seed in range(clients))
     )
-    return sum(tokens for _, tokens in results)
+    return sum(tokens for _, tokens in results), statistics.median(first for first, _ in results)
 
 
 def _read_time(path: Path) -> float:
@@ -111,7 +116,8 @@ def _print(figures: dict[str, Any]) -> None:
             for name, values in step.items()
         )
         rate = figures["tokens_s"].get(rows)
-        shown = f"{rate:.0f} tokens/s" if rate is not None else ""
+        first_ms = figures["first_token_ms"].get(rows)
+        shown = "" if rate is None else f"{rate:.0f} tokens/s, first token {first_ms:.0f} ms"
         print(f"{rows} rows: us {columns}; {step['gap_us']['count']} steps {shown}")
 
 

@@ -89,8 +89,10 @@ async def stream_answer(
 ) -> Answer:
     """Run `request`, hand text to `write` as it becomes final, a call as `name(arguments)`.
 
-    Raises what `submit` raises, and the error of a request that failed.
+    Raises what preparing it and `submit` raise, and the error of a request that failed.
     """
+    if request.prepare is not None:
+        await request.prepare()
     said: dict[Channel, list[str]] = {"reasoning": [], "content": []}
     calls = CallTexts()
 

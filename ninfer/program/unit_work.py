@@ -11,7 +11,6 @@ for, it goes on as a task of its own.
 from __future__ import annotations
 
 import asyncio
-import types
 from collections.abc import Coroutine, Generator
 from typing import Any, Generic, TypeVar
 
@@ -91,17 +90,28 @@ class UnitWork(Generic[T]):
         self._outcome.set_exception(error)
 
 
-@types.coroutine
-def _go_on(work: Coroutine[Any, Any, T], pause: Any) -> Generator[Any, Any, T]:
+async def _go_on(work: Coroutine[Any, Any, T], pause: Any) -> T:
     """The rest of a coroutine that paused at `pause`."""
-    while True:
-        try:
+    return await _Rest(work, pause)
+
+
+class _Rest(Generic[T]):
+    """What `_go_on` awaits. From Python 3.12 on a task takes no coroutine that is a generator."""
+
+    def __init__(self, work: Coroutine[Any, Any, T], pause: Any) -> None:
+        self._work = work
+        self._pause = pause
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        pause = self._pause
+        while True:
             try:
-                sent = yield pause
-            except BaseException as error:  # noqa: BLE001, whatever is thrown in is the work's
-                pause = work.throw(error)
-            else:
-                pause = work.send(sent)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
+                try:
+                    sent = yield pause
+                except BaseException as error:  # noqa: BLE001, whatever is thrown in is the work's
+                    pause = self._work.throw(error)
+                else:
+                    pause = self._work.send(sent)
+            except StopIteration as stop:
+                result: T = stop.value
+                return result

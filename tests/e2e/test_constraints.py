@@ -19,7 +19,7 @@ from tests.helpers.served_model import served_demo_model
 
 pytestmark = pytest.mark.no_cover
 
-PERSON = {
+PERSON: dict[str, Any] = {
     "type": "object",
     "properties": {
         "name": {"type": "string", "maxLength": 12},
@@ -65,7 +65,7 @@ async def test_answers_are_valid_and_independent_of_their_mates(model: GuidedMod
 
 async def words(model: GuidedModel, seed: int) -> GenerationRequest:
     """The prompt nearly fills a page, the answer needs two more."""
-    grammar = constraint("regex", "([a-z]{1,3} ){80}")
+    grammar = constraint("regex", "([a-z]{1,3} ){72}")
     return await model.request("Hi " * 25, constraint=grammar, seed=seed, max_tokens=80)
 
 
@@ -166,6 +166,23 @@ async def test_demanded_calls(model: GuidedModel) -> None:
     assert result.content == ""
 
 
+async def test_a_bias_to_newlines_cannot_keep_an_answer_from_its_end(model: GuidedModel) -> None:
+    texts = {token: model.frontend.token_bytes(token) for token in range(4096)}
+    biases = tuple((token, 60.0) for token, text in texts.items() if set(text) == {ord("\n")})
+    schema = {**PERSON, "properties": {**PERSON["properties"], "name": {"enum": ["a", "b"]}}}
+    async with model.engine() as engine:
+        result = await answer(
+            engine,
+            await model.request(
+                "Who?",
+                constraint=constraint("json_schema", schema),
+                logit_bias=biases,
+            ),
+        )
+    jsonschema.validate(json.loads(result.content), schema)
+    assert "\n" in result.content
+
+
 async def test_over_http_bad_and_heavy_grammars_disturb_nobody() -> None:
     options = EngineOptions(executor="cpu", max_concurrency=4, max_context=512, cpu_threads=1)
     heavy = {"regex": "[ab]?" * 6500}
@@ -183,9 +200,22 @@ async def test_over_http_bad_and_heavy_grammars_disturb_nobody() -> None:
             post(), post(response_format=form, max_tokens=120), post(**bad), post(**heavy)
         )
         again = await post()
+        _, twice = await post(guided_regex="[a-z]{4}", n=2, temperature=1, seed=3)
+        raw = {"prompt": "A", "max_tokens": 20, "guided_choice": ["left", "right"]}
+        async with session.post(f"{server.url}/v1/completions", json=raw) as response:
+            completion = await response.json()
+        native = {"text": "A", "sampling_params": {"regex": "[0-9]{3}", "max_new_tokens": 9}}
+        async with session.post(f"{server.url}/generate", json=native) as response:
+            generated = await response.json()
     assert story[0] == person[0] == 200
     jsonschema.validate(json.loads(person[1]["choices"][0]["message"]["content"]), PERSON)
     assert [status for status, _ in errors] == [400, 400]
     codes = [body["error"]["code"] for _, body in errors]
     assert codes == ["invalid_grammar", "schema_too_complex"]
     assert again[1]["choices"] == story[1]["choices"]
+    texts = [choice["message"]["content"] for choice in twice["choices"]]
+    assert [len(text) for text in texts] == [4, 4]
+    assert texts[0] != texts[1]
+    assert completion["choices"][0]["text"] in ("left", "right")
+    assert len(generated["text"]) == 3
+    assert generated["text"].isdecimal()

@@ -1,6 +1,8 @@
 """Two hundred clients of all protocols against eight lanes: every answer is right, nothing is left.
 
-NINFER_LOAD_SECONDS is how long they go on (a nightly run takes 600).
+NINFER_LOAD_SECONDS is how long they go on. Nightly, with latencies on stdout:
+
+    NINFER_LOAD_SECONDS=600 python -m pytest -s -n 0 tests/e2e/test_load.py
 """
 
 from __future__ import annotations

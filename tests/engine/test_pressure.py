@@ -51,6 +51,7 @@ def assert_solo(requests: list[GenerationRequest], transcripts: list[Transcript]
 
 
 class TestOvercommit:
+    @pytest.mark.no_cover
     @pytest.mark.parametrize("host_blocks", [0, 15, 200])
     @pytest.mark.parametrize("lanes", [2, 8])
     async def test_eight_contexts_of_three_times_the_pool_end_as_alone(

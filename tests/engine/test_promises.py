@@ -20,6 +20,7 @@ from ninfer.engine.context_protocol import TransferPlan
 from ninfer.engine.no_cache import NoCache
 from tests.helpers.engine_rig import (
     EngineRig,
+    Maker,
     capacity,
     read,
     running_engine,
@@ -49,12 +50,7 @@ class Listener(NoCache):
 
 async def test_policy_hears_once_of_every_end() -> None:
     """Of one that waits, one that runs, one that ends and one that fails."""
-    policies: list[Listener] = []
-
-    def make_policy(program: Program) -> Listener:
-        policies.append(Listener(program))
-        return policies[0]
-
+    make_policy = Maker(Listener)
     async with running_engine(capacity(lanes=1), make_policy=make_policy) as rig:
         gate = rig.close_gate()
         running = rig.engine.submit(rig.request(20, max_tokens=200))
@@ -62,18 +58,18 @@ async def test_policy_hears_once_of_every_end() -> None:
         late = rig.engine.submit(rig.request(20, max_tokens=5, queue_timeout_s=0.5))
         last = rig.engine.submit(rig.request(20, max_tokens=5))
         await spin()
-        assert policies[0].there == {0, 1, 2, 3}
+        assert make_policy.made.there == {0, 1, 2, 3}
         waiting.cancel()
         rig.clock.advance(1.0)
         gate.step()
         await spin()
-        assert policies[0].there == {0, 3}
+        assert make_policy.made.there == {0, 3}
         running.cancel()
         gate.open()
         for handle in (running, waiting, late, last):
             await read(handle)
-        assert policies[0].there == set()
-        assert policies[0].arrived == [0, 1, 2, 3]
+        assert make_policy.made.there == set()
+        assert make_policy.made.arrived == [0, 1, 2, 3]
 
 
 class Stocks(NoCache):
@@ -132,12 +128,7 @@ class Narrow(FaultyProgram):
 
 
 async def test_one_file_that_does_not_fit_keeps_no_other_from_being_stored_at_the_end() -> None:
-    policies: list[Stocks] = []
-
-    def make_policy(program: Program) -> Stocks:
-        policies.append(Stocks(program))
-        return policies[0]
-
+    make_policy = Maker(Stocks)
     limits = capacity(lanes=2, num_pages=16, cache_slots=6, host_blocks=64)
     rig = EngineRig(
         limits,
@@ -148,7 +139,7 @@ async def test_one_file_that_does_not_fit_keeps_no_other_from_being_stored_at_th
     await rig.engine.start()
     for _ in range(3):
         assert (await read(rig.engine.submit(rig.request(70, max_tokens=3)))).finished
-    policy = policies[0]
+    policy = make_policy.made
     assert len(policy.kept) == 3
     policy.is_storing = True
     await rig.engine.aclose()
@@ -172,32 +163,23 @@ class Stops(NoCache):
 
 async def test_protection_ends_with_the_first_progress() -> None:
     """Nothing is captured while it lasts; a place that is reached behind it counts again."""
-    policies: list[Stops] = []
-    programs: list[FaultyProgram] = []
-
-    def make_policy(program: Program) -> Stops:
-        policies.append(Stops(program))
-        return policies[0]
-
-    def wrap(program: Program) -> FaultyProgram:
-        programs.append(FaultyProgram(program, lambda name: None))
-        return programs[0]
-
+    make_policy = Maker(Stops)
+    wrap = Maker(lambda program: FaultyProgram(program, lambda name: None))
     limits = capacity(lanes=2, max_context=512, num_pages=16, chunk=64)
     async with running_engine(limits, wrap=wrap, make_policy=make_policy) as rig:
         gate, metrics = rig.close_gate(), rig.engine.metrics
         older = rig.engine.submit(rig.request(5, max_tokens=200))
         second = rig.request(300, max_tokens=3)
         task = asyncio.create_task(read(rig.engine.submit(second)))
-        await step_until(gate, lambda: policies[0].reached_at == [64])
-        programs[0].denies = lambda handle: handle.lane == 0 and metrics.num_pauses == 0
+        await step_until(gate, lambda: make_policy.made.reached_at == [64])
+        wrap.made.denies = lambda handle: handle.lane == 0 and metrics.num_pauses == 0
         await step_until(gate, lambda: metrics.num_pauses == 1)
         older.cancel()
         gate.open()
         await read(older)
         assert (await task).token_ids == solo_tokens(second, 3)
         assert metrics.num_replays + metrics.num_resumes >= 1
-        assert policies[0].reached_at == [64, 256]
+        assert make_policy.made.reached_at == [64, 256]
         await spin()
         assert rig.is_clean()
 
@@ -234,15 +216,10 @@ class Cornered(WatchedProgram):
 
 async def test_snapshot_of_an_older_one_is_given_up_for_the_protected_row() -> None:
     """The second came first but was overtaken; it has run only since the third is protected."""
-    programs: list[Cornered] = []
-
-    def wrap(program: Program) -> Cornered:
-        programs.append(Cornered(program))
-        return programs[0]
-
+    wrap = Maker(Cornered)
     limits = capacity(lanes=2, max_context=512, num_pages=8, chunk=64, host_blocks=1)
     async with running_engine(limits, wrap=wrap) as rig:
-        gate, metrics, program = rig.close_gate(), rig.engine.metrics, programs[0]
+        gate, metrics, program = rig.close_gate(), rig.engine.metrics, wrap.made
         first = rig.engine.submit(rig.request(200, max_tokens=100))
         second, third = rig.request(200, max_tokens=5), rig.request(30, max_tokens=20)
         tasks = [asyncio.create_task(read(rig.engine.submit(r))) for r in (second, third)]

@@ -19,6 +19,7 @@ from ninfer.engine.context_protocol import SourceChoice, TransferPlan
 from ninfer.engine.no_cache import NoCache
 from tests.helpers.engine_rig import (
     EngineRig,
+    Maker,
     StepGate,
     Transcript,
     capacity,
@@ -48,21 +49,6 @@ class Watched(WatchedProgram):
         return super().begin_transfer(kind, checkpoint, note)
 
 
-class Bench:
-    """An engine whose Program is watched."""
-
-    def __init__(self) -> None:
-        self.programs: list[Watched] = []
-
-    @property
-    def program(self) -> Watched:
-        return self.programs[0]
-
-    def wrap(self, program: Program) -> Watched:
-        self.programs.append(Watched(program))
-        return self.programs[0]
-
-
 def limits(*, lanes: int, num_pages: int, host_blocks: int = 64) -> Capacity:
     return capacity(
         lanes=lanes, max_context=256, num_pages=num_pages, chunk=64, host_blocks=host_blocks
@@ -74,15 +60,15 @@ def ask(rig: EngineRig, request: GenerationRequest) -> asyncio.Task[Transcript]:
 
 
 async def test_oldest_paused_gets_the_lane_of_the_youngest_when_all_are_younger() -> None:
-    bench = Bench()
-    async with running_engine(limits(lanes=2, num_pages=6), wrap=bench.wrap) as rig:
+    wrap = Maker(Watched)
+    async with running_engine(limits(lanes=2, num_pages=6), wrap=wrap) as rig:
         gate, moves = rig.close_gate(), StepGate()
         rig.executor.move_gate = moves
         first = rig.engine.submit(rig.request(30, max_tokens=220))
         first_task = asyncio.create_task(read(first))
         second = rig.request(30, max_tokens=220)
         second_task = ask(rig, second)
-        await step_until(gate, lambda: bench.program.log == ["pause r2"])
+        await step_until(gate, lambda: wrap.made.log == ["pause r2"])
         # The first goes while the second's Snapshot still moves, and two others take the lanes.
         first.cancel()
         others = [rig.request(5, max_tokens=50) for _ in range(2)]
@@ -90,27 +76,27 @@ async def test_oldest_paused_gets_the_lane_of_the_youngest_when_all_are_younger(
         await step_until(gate, lambda: rig.engine.status().running == 2)
         assert (await first_task).finished.finish.reason is FinishReason.CANCELLED
         moves.open()
-        await step_until(gate, lambda: len(bench.program.log) > 1)
+        await step_until(gate, lambda: len(wrap.made.log) > 1)
         gate.open()
         for request, task in zip((second, *others), (second_task, *other_tasks), strict=True):
             assert (await task).token_ids == solo_tokens(request, request.max_tokens)
-        assert bench.program.log[:3] == ["pause r2", "pause r4", "resume r2"]
+        assert wrap.made.log[:3] == ["pause r2", "pause r4", "resume r2"]
         await spin()
         assert rig.is_clean()
 
 
 async def test_while_a_snapshot_moves_nobody_else_is_paused() -> None:
-    bench = Bench()
-    async with running_engine(limits(lanes=3, num_pages=6), wrap=bench.wrap) as rig:
+    wrap = Maker(Watched)
+    async with running_engine(limits(lanes=3, num_pages=6), wrap=wrap) as rig:
         gate, moves = rig.close_gate(), StepGate()
         rig.executor.move_gate = moves
         requests = [rig.request(30, max_tokens=150) for _ in range(3)]
         tasks = [ask(rig, request) for request in requests]
-        await step_until(gate, lambda: bench.program.log == ["pause r3"])
+        await step_until(gate, lambda: wrap.made.log == ["pause r3"])
         for _ in range(20):
             gate.step()
             await spin(12)
-        assert bench.program.log == ["pause r3"]
+        assert wrap.made.log == ["pause r3"]
         moves.open()
         gate.open()
         for request, task in zip(requests, tasks, strict=True):
@@ -119,26 +105,26 @@ async def test_while_a_snapshot_moves_nobody_else_is_paused() -> None:
 
 
 async def test_restore_that_finds_no_room_is_tried_again() -> None:
-    bench = Bench()
-    async with running_engine(limits(lanes=2, num_pages=4), wrap=bench.wrap) as rig:
+    wrap = Maker(Watched)
+    async with running_engine(limits(lanes=2, num_pages=4), wrap=wrap) as rig:
         refusals = iter([True, True])
         requests = [rig.request(30, max_tokens=200) for _ in range(2)]
         tasks = [ask(rig, request) for request in requests]
         await spin()
-        bench.program.refuses = lambda: next(refusals, False)
+        wrap.made.refuses = lambda: next(refusals, False)
         for request, task in zip(requests, tasks, strict=True):
             assert (await task).token_ids == solo_tokens(request, 200)
-        assert "refused" in bench.program.log
+        assert "refused" in wrap.made.log
         assert rig.is_clean()
 
 
 async def test_snapshot_that_can_never_come_back_is_replayed() -> None:
-    bench = Bench()
-    async with running_engine(limits(lanes=2, num_pages=4), wrap=bench.wrap) as rig:
+    wrap = Maker(Watched)
+    async with running_engine(limits(lanes=2, num_pages=4), wrap=wrap) as rig:
         requests = [rig.request(30, max_tokens=200) for _ in range(2)]
         tasks = [ask(rig, request) for request in requests]
         await spin()
-        bench.program.refuses = lambda: True
+        wrap.made.refuses = lambda: True
         for request, task in zip(requests, tasks, strict=True):
             assert (await task).token_ids == solo_tokens(request, 200)
         assert rig.engine.metrics.num_snapshots_lost == 1
@@ -173,14 +159,10 @@ class Shared(NoCache):
 
 async def pause_at(frontier: int, num_tokens_before: int) -> list[int]:
     """Pause a request that replays at `frontier` or after so much output; what it resumed from."""
-    bench, policies = Bench(), list[Shared]()
-
-    def make_policy(program: Program) -> Shared:
-        policies.append(Shared(program))
-        return policies[0]
-
+    wrap = Maker(Watched)
+    make_policy = Maker(Shared)
     sizes = capacity(lanes=2, num_pages=16, chunk=64, cache_slots=4)
-    async with running_engine(sizes, wrap=bench.wrap, make_policy=make_policy) as rig:
+    async with running_engine(sizes, wrap=wrap, make_policy=make_policy) as rig:
         prompt = prompt_of(200, seed=5)
         first = rig.request(prompt=prompt, max_tokens=1)
         assert (await read(rig.engine.submit(first))).finished
@@ -200,8 +182,8 @@ async def pause_at(frontier: int, num_tokens_before: int) -> list[int]:
                 gate,
                 lambda: metrics.completion_tokens_total >= num_before + 2 * num_tokens_before,
             )
-        policies[0].is_offering = True
-        bench.program.denies = lambda handle: handle.lane == 0 and metrics.num_pauses == 0
+        make_policy.made.is_offering = True
+        wrap.made.denies = lambda handle: handle.lane == 0 and metrics.num_pauses == 0
         await step_until(gate, lambda: metrics.num_pauses == 1)
         gate.open()
         assert (await task).token_ids == solo_tokens(request, 20)
@@ -209,7 +191,7 @@ async def pause_at(frontier: int, num_tokens_before: int) -> list[int]:
         rig.engine.flush_cache()
         await spin()
         assert rig.is_clean()
-    return bench.program.sources
+    return wrap.made.sources
 
 
 async def test_replay_starts_from_what_the_cache_has_of_its_history() -> None:
@@ -250,14 +232,10 @@ class Mover(NoCache):
 
 async def test_last_one_that_gave_its_lane_back_gets_it_again() -> None:
     """Its restore waited for the transfer slot, found no room, and nobody else is left."""
-    bench, movers = Bench(), list[Mover]()
-
-    def make_policy(program: Program) -> Mover:
-        movers.append(Mover(program))
-        return movers[0]
-
+    wrap = Maker(Watched)
+    make_policy = Maker(Mover)
     sizes = capacity(lanes=2, num_pages=16, chunk=64, cache_slots=4, host_blocks=64)
-    async with running_engine(sizes, wrap=bench.wrap, make_policy=make_policy) as rig:
+    async with running_engine(sizes, wrap=wrap, make_policy=make_policy) as rig:
         assert (await read(rig.engine.submit(rig.request(40, max_tokens=2)))).finished
         gate, moves = rig.close_gate(), StepGate()
         rig.executor.move_gate = moves
@@ -267,14 +245,14 @@ async def test_last_one_that_gave_its_lane_back_gets_it_again() -> None:
         second_task = ask(rig, second)
         metrics = rig.engine.metrics
         await step_until(gate, lambda: metrics.completion_tokens_total > 8)
-        bench.program.denies = lambda handle: handle.lane == 0 and not rig.executor.moves
+        wrap.made.denies = lambda handle: handle.lane == 0 and not rig.executor.moves
         await step_until(gate, lambda: rig.executor.is_moving)
         # The Snapshot is on the host now; its way back is refused, then the slot is taken.
         refusals = iter([True, True])
-        bench.program.refuses = lambda: next(refusals, False)
-        movers[0].wants_move = True
+        wrap.made.refuses = lambda: next(refusals, False)
+        make_policy.made.wants_move = True
         moves.step()
-        await step_until(gate, lambda: bench.program.log[-1] == "refused")
+        await step_until(gate, lambda: wrap.made.log[-1] == "refused")
         await step_until(gate, lambda: rig.executor.is_moving)
         newcomer = rig.engine.submit(rig.request(5, max_tokens=2))
         await step_until(gate, lambda: rig.engine.status().running == 2)
@@ -286,7 +264,7 @@ async def test_last_one_that_gave_its_lane_back_gets_it_again() -> None:
         moves.open()
         gate.open()
         assert (await second_task).token_ids == solo_tokens(second, 60)
-        assert bench.program.log[1:] == ["pause r3", "refused", "refused", "resume r3"]
+        assert wrap.made.log[1:] == ["pause r3", "refused", "refused", "resume r3"]
         rig.engine.flush_cache()
         await spin()
         assert rig.is_clean()

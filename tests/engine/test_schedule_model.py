@@ -1,9 +1,10 @@
 """The engine as a state machine: random programs over real stores, Scheduler, worker and policy.
 
 An episode is a random machine (lanes, pages, slots, host blocks, disk) with random arrivals,
-prompts that share beginnings, drafts, cancels, deadlines, clients that leave, bad rows, failing
-copies and flushes. After every step all counts must hold; at the end every request has ended once
-with the tokens it has alone, and nothing is left. A failure names its seed, and
+prompts that share beginnings, siblings, drafts, masks, scores of prompts, cancels, deadlines,
+clients that leave, bad rows, copies that fail and flushes. After every step all counts must hold;
+at the end every request has ended once with the tokens it has alone, and nothing is left. In some
+episodes the device itself fails at a copy, which ends them. A failure names its seed, and
 `asyncio.run(run_episode(seed))` plays it again.
 """
 
@@ -12,12 +13,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from dataclasses import dataclass, field
 
-import numpy as np
 import pytest
 
-from ninfer.contract.cache import CacheMode, CacheRequest, CheckpointKind
 from ninfer.contract.generation import (
     Admitted,
     EngineHealth,
@@ -25,67 +23,61 @@ from ninfer.contract.generation import (
     Finished,
     FinishReason,
     GenerationRequest,
-    RequestHandle,
 )
-from ninfer.contract.program import Program
-from ninfer.contract.prompt import PreparedPrompt, PromptFrontier
-from ninfer.contract.sampling import SamplingParams
+from ninfer.contract.program import Program, TransferKind
 from ninfer.contract.units import Capacity
 from ninfer.engine.context.limits import CacheLimits, CacheMemory
 from ninfer.engine.context_cache import ContextCache
 from ninfer.engine.context_protocol import ContextPolicy
+from ninfer.engine.request_record import Phase
 from tests.helpers.chaos_policy import ChaosPolicy
-from tests.helpers.engine_rig import VOCAB_SIZE, EngineRig, StepGate, Transcript, solo_tokens, spin
+from tests.helpers.client import Client
+from tests.helpers.engine_rig import VOCAB_SIZE, EngineRig, StepGate, solo_tokens, spin
+from tests.helpers.failing_copies import FailingCopies
 from tests.helpers.fake_executor import PAGE_BYTES, SLOT_BYTES, Fault
+from tests.helpers.masked_session import MaskedSession
 from tests.helpers.memory_disk import MemoryDisk
 from tests.helpers.oracle_drafter import oracles
-from tests.helpers.scripted_session import ScriptedSession
+from tests.helpers.prompt_scores import assert_scored
+from tests.helpers.random_requests import MAX_CONTEXT, RandomRequests
 
 pytestmark = pytest.mark.no_cover
 """Many steps: measuring coverage would take longer than the tests."""
 
 STEPS_PER_EPISODE = 500
-EPISODES_PER_PART = 14
-PARTS = range(0, 112, EPISODES_PER_PART)
+EPISODES_PER_PART = 13
+PARTS = range(0, 104, EPISODES_PER_PART)
 """The first seed of each part."""
 MIN_STEPS = 10**5
-MAX_CONTEXT = 200
-
-
-@dataclass(slots=True, eq=False)
-class Client:
-    """One request and what is allowed to happen to it."""
-
-    request: GenerationRequest
-    handle: RequestHandle
-    submitted_s: float
-    transcript: Transcript = field(default_factory=Transcript)
-    reader: asyncio.Task[None] | None = None
-    was_cancelled: bool = False
-    has_left: bool = False
-
-    async def read(self) -> None:
-        async with self.handle:
-            async for event in self.handle:
-                self.transcript.events.append(event)
+FATAL_SEEDS = range(1000, 1012)
+SELDOM = (Phase.MATERIALIZING, Phase.PAUSED, Phase.REPLAY)
+FREQUENT = (Phase.WAITING, Phase.PREFILL, Phase.DECODE_READY)
 
 
 class Episode:
-    def __init__(self, seed: int) -> None:
+    """`fatal_move`: the number of the copy at which the device fails."""
+
+    def __init__(self, seed: int, *, fatal_move: int | None = None) -> None:
         self.seed = seed
         self.random = random.Random(seed)
         self.clients: list[Client] = []
+        self.num_uses: Counter[int] = Counter()
         self.num_spoiled = 0
-        self.rig = self._rig()
+        self.num_steps = 0
+        self.reached: Counter[str] = Counter()
+        self.is_fatal = fatal_move is not None
+        self.are_talkers = self.random.random() < 0.6
         self.chaos: ChaosPolicy | None
         self.cache: ContextCache | None
+        self.program: FailingCopies
+        self.rig = self._rig()
+        if fatal_move is not None:
+            self.rig.executor.move_faults.add(fatal_move)
         self.gate = self.rig.close_gate()
         self.move_gate: StepGate | None = None
         if self.random.random() < 0.5:
             self.move_gate = self.rig.executor.move_gate = StepGate()
-        self.are_talkers = self.random.random() < 0.6
-        self.families = [self._tokens(MAX_CONTEXT) for _ in range(3)]
-        self.num_steps = 0
+        self.requests = RandomRequests(self.rig, self.random, are_talkers=self.are_talkers)
 
     async def run(self) -> Counter[str]:
         """What was reached, for the test that everything is."""
@@ -94,12 +86,16 @@ class Episode:
             for _ in range(STEPS_PER_EPISODE):
                 self._act()
                 await self._step()
-            return await self._finish()
+                if self.rig.engine.status().has_ended:
+                    break
+            await self._finish()
         finally:
             self.gate.open()
             if self.move_gate is not None:
                 self.move_gate.open()
             await self.rig.engine.aclose()
+        assert self.rig.is_clean()
+        return self.reached
 
     async def _step(self) -> None:
         self.num_steps += 1
@@ -113,111 +109,82 @@ class Episode:
     def _check(self) -> None:
         self.rig.model_program.check()
         status = self.rig.engine.status()
-        assert status.health is EngineHealth.READY, status.error
+        if status.has_ended:
+            assert self.is_fatal
+            assert status.error == "DeviceError: injected move error"
+        else:
+            assert status.health is EngineHealth.READY, status.error
         assert status.running <= status.max_concurrency
         assert status.waiting + status.running <= status.outstanding
 
     def _act(self) -> None:
         choice = self.random.random()
-        if choice < 0.15:
+        if choice < 0.13:
             self._submit()
-        elif choice < 0.155 and self.clients:
-            client = self.random.choice(self.clients)
-            client.handle.cancel()
-            client.was_cancelled = True
-        elif choice < 0.16 and self.clients:
-            self._leave(self.random.choice(self.clients))
-        elif choice < 0.165:
+        elif choice < 0.135:
             self.rig.executor.faults[len(self.rig.executor.calls) + 1] = Fault("non_finite")
             self.num_spoiled += 1
-        elif choice < 0.17:
+        elif choice < 0.14:
             self.rig.clock.advance(self.random.uniform(0.0, 2.0))
-        elif choice < 0.175:
+        elif choice < 0.145:
             self.rig.engine.flush_cache()
+        elif choice < (0.8 if self.program.is_restoring else 0.175):
+            self._cut_off(may_be_any=choice < 0.15)
 
-    def _leave(self, client: Client) -> None:
-        if client.reader is not None and not client.has_left:
-            client.has_left = client.was_cancelled = True
+    def _cut_off(self, *, may_be_any: bool) -> None:
+        """A client cancels, or leaves; if possible one that is where requests seldom are."""
+        phases = [
+            (self.program.phase_of(client.request.request_id), client)
+            for client in self.clients
+            if client.is_running
+        ]
+        seldom = [(phase, client) for phase, client in phases if phase in SELDOM]
+        if not (seldom or (may_be_any and phases)):
+            return
+        phase, client = self.random.choice(seldom or phases)
+        self.reached[f"cut off in {phase.name}"] += 1
+        client.was_cancelled = True
+        if self.random.random() < 0.5:
+            client.handle.cancel()
+        elif client.reader is not None:
+            client.has_left = True
             client.reader.cancel()
 
     def _submit(self) -> None:
-        status = self.rig.engine.status()
-        if status.outstanding >= status.max_concurrency + status.max_pending:
-            return
-        request = self._request()
-        client = Client(request, self.rig.engine.submit(request), self.rig.clock.now_s)
-        client.reader = asyncio.create_task(client.read())
-        self.clients.append(client)
-
-    def _request(self) -> GenerationRequest:
-        source = self.random
-        prompt = self._prompt()
-        is_talker = self.are_talkers and source.random() < 0.8
-        deadline_s = self.rig.clock.now_s + source.uniform(0.1, 3.0)
-        is_random = source.random() < 0.3
-        return self.rig.request(
-            prompt=prompt,
-            max_tokens=source.randint(70, 140) if is_talker else source.choice((0, 3, 20, 80, 200)),
-            session=ScriptedSession(
-                finish_after=None if is_talker else source.choice((None, None, 2, 90)),
-                hold_back=source.choice((0, 0, 2)),
-            ),
-            sampling=SamplingParams(
-                temperature=1.0, seed=source.getrandbits(30), presence_penalty=0.5
-            )
-            if is_random
-            else SamplingParams(),
-            deadline_s=deadline_s if source.random() < 0.1 else None,
-            queue_timeout_s=source.choice((0.0, 0.5, 2.0)) if source.random() < 0.1 else None,
-            cache=CacheRequest(
-                mode=CacheMode.OFF if source.random() < 0.1 else CacheMode.DEFAULT,
-                session_key=source.choice((None, "a", "b")),
-            ),
-        )
-
-    def _prompt(self) -> PreparedPrompt:
-        """Mostly the beginning of a family or of what was said before, with an end of its own."""
-        source = self.random
-        base = source.choice(self.families)
-        finished = [c for c in self.clients if c.transcript.token_ids]
-        if finished and source.random() < 0.4:
-            known = source.choice(finished)
-            base = (*known.request.prompt.token_ids.tolist(), *known.transcript.token_ids)
-        lengths = (0, 40, 58, 61) if self.are_talkers else (0, 40, 64, 100, 150)
-        num_shared = min(len(base), source.choice(lengths))
-        rest = self._tokens(source.choice((1, 3, 8) if self.are_talkers else (1, 5, 30, 90)))
-        tokens = (*base[:num_shared], *rest)[: MAX_CONTEXT - source.choice((1, 1, 40))]
-        places = sorted(
-            {*source.sample(range(1, len(tokens) + 1), min(len(tokens), 2)), num_shared}
-        )
-        frontiers = tuple(
-            PromptFrontier(place, CheckpointKind.STABLE_PREFIX)
-            for place in places
-            if 1 <= place < len(tokens)
-        )
-        return PreparedPrompt(np.array(tokens, dtype=np.int32), frontiers=frontiers)
-
-    def _tokens(self, num_tokens: int) -> tuple[int, ...]:
-        return tuple(self.random.randrange(VOCAB_SIZE) for _ in range(num_tokens))
+        known = [client for client in self.clients if len(client.transcript.events) > 1]
+        history = self.random.choice(known).history if known else None
+        for request in self.requests.next(history):
+            status = self.rig.engine.status()
+            if status.outstanding >= status.max_concurrency + status.max_pending:
+                return
+            client = Client(request, self.rig.engine.submit(request), self.rig.clock.now_s)
+            client.reader = asyncio.create_task(client.read())
+            self.clients.append(client)
+            self.num_uses[id(request.prompt)] += 1
 
     def _rig(self) -> EngineRig:
         source = self.random
-        lanes = source.randint(1, 6)
+        lanes = source.randint(2 if self.are_talkers else 1, 6)
         limits = Capacity(
             max_concurrency=lanes,
             max_context=MAX_CONTEXT,
-            num_pages=source.choice((4, 4, 5, 6, 7, 8, 14)),
+            num_pages=source.choice((4, 4, 5, 6, 7, 8, 14)[: 4 if self.are_talkers else 7]),
             num_slots=2 * lanes + 1 + source.choice((0, 0, 1, 4, 12)),
             prefill_chunk=source.choice((32, 64, 200)),
-            num_host_blocks=source.choice((0, 0, 6, 16, 60)),
+            num_host_blocks=source.choice((16, 60) if self.is_fatal else (0, 0, 6, 16, 60)),
             max_draft_tokens=(0, 0, 1, 3, 8)[self.seed % 5],
         )
 
         disk = None
         if limits.num_host_blocks and source.random() < 0.6:
-            disk = MemoryDisk(self.seed, max_files=source.randint(1, 5), failures=0.2)
+            disk = MemoryDisk(self.seed, max_files=source.randint(1, 5), failures=0.3)
 
         has_states = source.random() < 0.8
+        failures = source.choice((0.0, 0.3))
+
+        def wrap(program: Program) -> FailingCopies:
+            self.program = FailingCopies(program, self.seed, failures)
+            return self.program
 
         def make_chaos(program: Program) -> ContextPolicy:
             self.chaos = ChaosPolicy(program, self.seed, may_store=disk is not None)
@@ -236,54 +203,71 @@ class Episode:
             max_pending=source.choice((2, 6, 12)),
             queue_timeout_s=50.0,
             max_decode_gap_s=source.choice((None, 0.1)),
-            make_policy=source.choice((None, make_chaos, make_cache, make_cache)),
+            wrap=wrap,
+            make_policy=source.choice(
+                (make_chaos, make_cache, make_cache, None)[: 2 if self.is_fatal else 4]
+            ),
             has_states=has_states,
             disk=disk,
             make_drafter=oracles(self._answer_of, VOCAB_SIZE, self.seed),
         )
 
     def _answer_of(self, request: GenerationRequest) -> list[int]:
-        return self._solo_tokens(request, min(request.max_tokens, MAX_CONTEXT))
+        """What it may come to say; the drafter is wrong about what no budget allows."""
+        has_states = self.rig.executor.has_states
+        return solo_tokens(request, min(request.max_tokens, MAX_CONTEXT), has_states=has_states)
 
-    async def _finish(self) -> Counter[str]:
+    async def _finish(self) -> None:
         for _ in range(100_000):
             if not self.rig.engine.status().outstanding:
                 break
             await self._step()
             if self.move_gate is not None:
                 self.move_gate.step()
-        reached: Counter[str] = Counter(steps=self.num_steps)
+        self._check_overtaking()
+        if not self.rig.engine.status().has_ended:
+            await self._check_clean()
+        self._note_reached()
         for client in self.clients:
             if not client.has_left:
-                reached[self._check_ended(client)] += 1
-        self._check_overtaking()
-        await self._check_clean()
-        metrics = self.rig.engine.metrics
+                self.reached[self._check_ended(client)] += 1
+
+    def _note_reached(self) -> None:
+        reached, metrics = self.reached, self.rig.engine.metrics
         assert sum(metrics.requests_total.values()) == len(self.clients)
+        reached["steps"] = self.num_steps
         for name in ("num_pauses", "num_resumes", "num_replays", "num_snapshots_lost"):
             reached[name] += getattr(metrics, name)
         reached["accepted_drafts"] += metrics.drafts.accepted_total
         reached["wrong_drafts"] += metrics.drafts.drafted_total - metrics.drafts.accepted_total
+        reached["forced_units"] += self.program.num_forced_units
         reached["snapshot_resumes"] += metrics.num_resumes - metrics.num_replays
+        for kind, count in self.program.failed.items():
+            reached[f"failed {kind.name}"] += count
         if self.chaos is not None:
             reached["hits"] += self.chaos.num_hits
             reached["moves"] += self.chaos.num_moves
         if self.cache is not None:
             reached["cache_hits"] += self.cache.metrics.hits.total()
             reached["cache_moves"] += self.cache.metrics.transfers.total()
-        return reached
 
     def _check_ended(self, client: Client) -> str:
+        """How it ended, which must be a way that it may."""
         transcript, request = client.transcript, client.request
         terminal, tokens = transcript.terminal, transcript.token_ids
         num_tokens = terminal.usage.completion_tokens
-        assert tokens == self._solo_tokens(request, num_tokens)[: len(tokens)]
+        has_states = self.rig.executor.has_states
+        solo = solo_tokens(request, num_tokens, has_states=has_states)
+        assert len(solo) == num_tokens
+        assert tokens == solo[: len(tokens)]
         assert sum(isinstance(event, Admitted) for event in transcript.events) <= 1
+        if request.scoring is not None:
+            assert_scored(transcript, request, is_whole=bool(tokens), has_states=has_states)
+            self.reached["scored"] += bool(tokens)
+        if self.num_uses[id(request.prompt)] > 1:
+            self.reached["siblings_shared"] += terminal.usage.cached_tokens > 0
         if isinstance(terminal, Failed):
-            allowed = {"non_finite_logits"} if self.num_spoiled else set()
-            if request.deadline_s is not None:
-                allowed.add("deadline_exceeded")
-            assert terminal.error.code in allowed | {"request_queue_timeout"}
+            assert terminal.error.code in self._allowed_errors(request, num_tokens)
             return terminal.error.code
         assert len(tokens) == num_tokens
         rest = MAX_CONTEXT - request.prompt.num_tokens
@@ -298,8 +282,20 @@ class Episode:
                 assert 0 < num_tokens <= min(rest, request.max_tokens)
         return terminal.finish.reason.value
 
-    def _solo_tokens(self, request: GenerationRequest, num_tokens: int) -> list[int]:
-        return solo_tokens(request, num_tokens, has_states=self.rig.executor.has_states)
+    def _allowed_errors(self, request: GenerationRequest, num_tokens: int) -> set[str]:
+        codes = {"request_queue_timeout"}
+        if self.num_spoiled:
+            codes.add("non_finite_logits")
+        if request.deadline_s is not None:
+            codes.add("deadline_exceeded")
+        if (
+            isinstance(request.session, MaskedSession)
+            and request.session.rule.dead_end == num_tokens
+        ):
+            codes.add("constraint_dead_end")
+        if self.is_fatal:
+            codes.add("engine_unavailable")
+        return codes
 
     def _check_overtaking(self) -> None:
         """Each request was overtaken by at most as many younger ones as there are lanes."""
@@ -329,12 +325,12 @@ class Episode:
         assert (occupancy.host_blocks_used, occupancy.num_checkpoints) == (0, 0)
 
 
-async def run_episode(seed: int) -> Counter[str]:
-    episode = Episode(seed)
+async def run_episode(seed: int, *, fatal_move: int | None = None) -> Counter[str]:
+    episode = Episode(seed, fatal_move=fatal_move)
     try:
         return await episode.run()
     except BaseException as error:
-        error.add_note(f"episode {seed}")
+        error.add_note(f"episode {seed}, fatal move {fatal_move}")
         raise
 
 
@@ -367,6 +363,7 @@ async def test_all_of_it_happens(reached: dict[int, Counter[str]]) -> None:
     expected = (
         "num_pauses",
         "num_replays",
+        "num_snapshots_lost",
         "snapshot_resumes",
         "accepted_drafts",
         "wrong_drafts",
@@ -374,11 +371,25 @@ async def test_all_of_it_happens(reached: dict[int, Counter[str]]) -> None:
         "moves",
         "cache_hits",
         "cache_moves",
+        "scored",
+        "siblings_shared",
+        "forced_units",
         "cancelled",
+        "constraint_dead_end",
         "non_finite_logits",
         "deadline_exceeded",
         "request_queue_timeout",
         "context_capacity",
+        *(f"failed {kind.name}" for kind in TransferKind),
+        *(f"cut off in {phase.name}" for phase in (*SELDOM, *FREQUENT)),
     )
     assert all(total[name] for name in expected), total
     assert total["steps"] >= MIN_STEPS
+
+
+@pytest.mark.timeout(120)
+async def test_a_device_that_fails_at_a_copy_ends_everything_once() -> None:
+    total: Counter[str] = Counter()
+    for seed in FATAL_SEEDS:
+        total += await run_episode(seed, fatal_move=seed % 4)
+    assert total["engine_unavailable"], total

@@ -182,6 +182,7 @@ def histories(draw: st.DrawFn) -> ChatPrompt:
     return chat(*messages, tools=TOOLS if draw(st.booleans()) else ())
 
 
+@pytest.mark.no_cover
 @ALL
 @settings(max_examples=50)
 @given(histories())
@@ -237,6 +238,7 @@ def test_template_without_frames_system_turns_or_control_marks() -> None:
     assert prepared.token_ids.tolist()[:closure] == shorter
 
 
+@pytest.mark.no_cover
 @ALL
 def test_long_history_has_anchors_that_stay_while_it_grows(name: str) -> None:
     turns = []

@@ -76,6 +76,7 @@ def test_every_route_with_a_body_is_attacked() -> None:
     assert set(BODIES) == {item.path for item in OPERATIONS if item.request is not None}
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("path", BODIES)
 async def test_mutated_fields(real: Rig, path: str) -> None:
     source = random.Random(7)
@@ -145,6 +146,7 @@ async def answers(reader: asyncio.StreamReader, count: int) -> Counter[int]:
     return statuses
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("path", BODIES)
 async def test_random_bodies(rig: Rig, path: str) -> None:
     """Pipelined, so that thousands are quick."""

@@ -60,7 +60,7 @@ class ChaosPolicy:
         sources = [
             checkpoint
             for checkpoint, tokens in self._entries.items()
-            if self._is_source(checkpoint, tokens, self._tickets[ticket].prompt)
+            if self._is_source(checkpoint, tokens, self._tickets[ticket])
         ]
         if not sources or self._random.random() < 0.1:
             return SourceChoice(None, CacheUse())
@@ -186,12 +186,13 @@ class ChaosPolicy:
             self._entries[checkpoint] = tokens
 
     def _is_source(
-        self, checkpoint: CheckpointId, tokens: tuple[int, ...], prompt: tuple[int, ...]
+        self, checkpoint: CheckpointId, tokens: tuple[int, ...], ticket: _Ticket
     ) -> bool:
-        facts = self._facts(checkpoint)
+        facts, scoring = self._facts(checkpoint), ticket.request.scoring
         if facts.is_leased and not facts.is_on_device:
             return False
-        return len(tokens) < len(prompt) and prompt[: len(tokens)] == tokens
+        limit = len(ticket.prompt) if scoring is None else scoring.first
+        return len(tokens) < limit and ticket.prompt[: len(tokens)] == tokens
 
     def _facts(self, checkpoint: CheckpointId) -> CheckpointFacts:
         return self._program.checkpoint(checkpoint)

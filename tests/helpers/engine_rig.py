@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 import numpy as np
 
@@ -38,6 +38,7 @@ from tests.helpers.model_configs import hybrid_config
 from tests.helpers.scripted_session import ScriptedSession
 
 VOCAB_SIZE = 97
+Made = TypeVar("Made")
 
 
 def capacity(
@@ -139,6 +140,19 @@ async def read(handle: RequestHandle) -> Transcript:
         async for event in handle:
             transcript.events.append(event)
     return transcript
+
+
+class Maker(Generic[Made]):
+    """Makes what an engine is built with from its Program, and shows it to the test as `made`."""
+
+    made: Made
+
+    def __init__(self, make: Callable[[Program], Made]) -> None:
+        self._make = make
+
+    def __call__(self, program: Program) -> Made:
+        self.made = self._make(program)
+        return self.made
 
 
 async def spin(num_turns: int = 40) -> None:

@@ -563,14 +563,14 @@ def _choose(
         choice = _mix(choice ^ _mix(sample.params.seed & _MASK))
     for array in (sample.generated_ids, sample.generated_counts, sample.prompt_ids):
         choice = _mix(choice ^ (array.shape[0] << 32) ^ zlib.crc32(array.tobytes()))
-    barred = set(sample.suppressed_ids)
-    if allowed is not None:
-        barred |= set(range(vocab_size)) - set(allowed)
-    if len(barred) == vocab_size:
-        return None
     token_id = choice % vocab_size
-    while token_id in barred:
-        token_id = (token_id + 1) % vocab_size
+    if allowed is not None or sample.suppressed_ids:
+        may_come = set(range(vocab_size) if allowed is None else allowed)
+        may_come.difference_update(sample.suppressed_ids)
+        if not may_come:
+            return None
+        while token_id not in may_come:
+            token_id = (token_id + 1) % vocab_size
     return GeneratedToken(token_id, _logprobs(choice, token_id, sample.params, vocab_size))
 
 

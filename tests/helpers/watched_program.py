@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from ninfer.contract.cache import CheckpointId
 from ninfer.contract.program import (
     PausedSequence,
+    PendingBatch,
     Program,
     SequenceHandle,
     SequenceSpec,
@@ -21,12 +22,14 @@ from tests.helpers.faulty_program import FaultyProgram
 class WatchedProgram(FaultyProgram):
     """log        "pause r2", "resume r2" in order
     sources    tokens that each resume began with
+    num_forced_units   units that fed several tokens which nobody drew
     """
 
     def __init__(self, program: Program) -> None:
         super().__init__(program, lambda name: None)
         self.log: list[str] = []
         self.sources: list[int] = []
+        self.num_forced_units = 0
         self._residents: dict[SequenceHandle, SequenceSpec] = {}
         self._paused: dict[str, PausedSequence] = {}
         self._restored: CheckpointId | None = None
@@ -39,6 +42,10 @@ class WatchedProgram(FaultyProgram):
     def close_sequence(self, handle: SequenceHandle) -> None:
         super().close_sequence(handle)
         del self._residents[handle]
+
+    def launch_replay(self, handle: SequenceHandle, num_tokens: int) -> PendingBatch:
+        self.num_forced_units += 1
+        return super().launch_replay(handle, num_tokens)
 
     def pause(self, handle: SequenceHandle, *, keeps_state: bool) -> PausedSequence:
         paused = super().pause(handle, keeps_state=keeps_state)
@@ -66,6 +73,11 @@ class WatchedProgram(FaultyProgram):
     def settle_transfer(self, transfer: Transfer) -> bool:
         self._restored = None
         return super().settle_transfer(transfer)
+
+    @property
+    def is_restoring(self) -> bool:
+        """A checkpoint is on its way to the device."""
+        return self._restored is not None
 
     def phase_of(self, request_id: str) -> Phase:
         """Where a request stands that has not ended. One whose first source comes up a tier counts

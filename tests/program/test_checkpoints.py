@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -28,20 +27,6 @@ from tests.helpers.program_driver import prefill, tokens_of
 
 decode = partial(program_driver.decode, goes_on=True)
 """What a step ahead may overwrite is overwritten."""
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[CheckpointRig]:
-    built = CheckpointRig(tmp_path)
-    yield built
-    built.program.close()
-
-
-@pytest.fixture
-def attention(tmp_path: Path) -> Iterator[CheckpointRig]:
-    built = CheckpointRig(tmp_path, has_states=False)
-    yield built
-    built.program.close()
 
 
 # Forks and moves

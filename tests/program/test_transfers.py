@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,20 +19,6 @@ from tests.helpers.fake_executor import STATE_BLOCKS
 
 DEMOTE, RESTORE = TransferKind.DEMOTE, TransferKind.RESTORE
 STORE, FETCH = TransferKind.STORE, TransferKind.FETCH
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[CheckpointRig]:
-    built = CheckpointRig(tmp_path)
-    yield built
-    built.program.close()
-
-
-@pytest.fixture
-def attention(tmp_path: Path) -> Iterator[CheckpointRig]:
-    built = CheckpointRig(tmp_path, has_states=False)
-    yield built
-    built.program.close()
 
 
 async def test_a_page_that_was_full_and_is_written_over_is_no_longer_on_the_host(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -130,3 +131,18 @@ async def test_a_failure_that_is_given_up_is_not_logged() -> None:
     work.forget()
     del work
     assert complaints == []
+
+
+async def test_what_goes_on_as_a_task_is_a_coroutine_that_every_python_takes() -> None:
+    """Tasks of Python 3.12 and later refuse coroutines that are generators."""
+    gate = asyncio.get_running_loop().create_future()
+
+    async def run() -> str:
+        await gate
+        return "tokens"
+
+    work = UnitWork(run())
+    (task,) = asyncio.all_tasks() - {asyncio.current_task()}
+    assert isinstance(task.get_coro(), types.CoroutineType)
+    gate.set_result(None)
+    assert await work.result() == "tokens"

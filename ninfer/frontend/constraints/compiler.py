@@ -15,7 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 from llguidance import LLMatcher, LLParserLimits
+from numpy.typing import NDArray
 
 from ninfer.contract.errors import RequestError
 from ninfer.frontend.constraints.grammar import Grammar
@@ -125,7 +127,18 @@ class GrammarCompiler:
         )
         if matcher.is_error():
             raise grammar.error(source.param, matcher.get_error())
+        self._check_start(grammar, matcher, source.param)
         return matcher
+
+    def _check_start(self, grammar: Grammar, matcher: LLMatcher, param: str) -> None:
+        """Some answer begins. The first mask takes longest; copies know what it found out."""
+        start = Matcher(matcher, self.vocabulary.vocab_size)
+        words: NDArray[np.uint32] = np.zeros(-(-self.vocabulary.vocab_size // 32), np.uint32)
+        start.fill(words)
+        if start.is_failed:
+            raise grammar.error(param, matcher.get_error())
+        if not words.any() and not start.is_accepting:
+            raise grammar.error(param, "no token can begin an answer")
 
     def _keep(self, source: GrammarSource, built: LLMatcher) -> None:
         self._kept[source.key] = built

@@ -11,6 +11,7 @@ used to there are forced. `after` makes successors and changes nothing, `commit`
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -23,6 +24,8 @@ from ninfer.contract.errors import InvariantError, NInferError, RequestError
 from ninfer.frontend.constraints.matcher import Matcher
 from ninfer.frontend.tokenizer import THINK_CLOSE
 
+_LONGEST_CHARACTER: Final = 4
+"""Bytes of UTF-8."""
 _ALL: Final = np.uint32(0xFFFFFFFF)
 
 
@@ -69,6 +72,7 @@ class GuideRules:
 class GuideState:
     """A place in an answer.
 
+    tail       last bytes of the thought: it is not closed inside a character
     forced     tokens that must come next
     fed        tokens that the grammar is to take in at commit
     restarts   the grammar begins anew before them
@@ -77,6 +81,7 @@ class GuideState:
     phase: Phase
     num_tokens: int = 0
     num_thought: int = 0
+    tail: bytes = b""
     forced: tuple[int, ...] = ()
     fed: tuple[int, ...] = ()
     restarts: bool = False
@@ -150,7 +155,9 @@ class Guide:
         if state.forced:
             return state.forced
         if state.phase is Phase.BOUND and self._matcher is not None:
-            return tuple(self._matcher_at(state).forced())
+            matcher = self._matcher_at(state)
+            forced = matcher.forced()
+            return tuple(forced) if forced and matcher.accepts(forced) else ()
         return ()
 
     def failure(self) -> NInferError:
@@ -233,12 +240,15 @@ class Guide:
 
     def _after_thought(self, state: GuideState, token_id: int, *, thinks: bool) -> GuideState:
         rules = self._rules
-        state = replace(state, num_thought=state.num_thought + 1)
+        tail = (state.tail + rules.token_bytes(token_id))[-_LONGEST_CHARACTER:]
+        state = replace(state, num_thought=state.num_thought + 1, tail=tail)
         if not thinks:
             return self._after_close(state, token_id)
-        if rules.budget is not None and state.num_thought >= rules.budget and not state.is_closing:
-            return replace(state, forced=rules.closing, is_closing=True)
-        return state
+        if rules.budget is None or state.is_closing or state.num_thought < rules.budget:
+            return state
+        if _is_cut(tail) and state.num_thought < rules.budget + _LONGEST_CHARACTER:
+            return state
+        return replace(state, forced=rules.closing, is_closing=True)
 
     def _after_close(self, state: GuideState, token_id: int) -> GuideState:
         """The thought has ended by itself. A token that also begins the answer is fed to the
@@ -286,6 +296,11 @@ class Guide:
             matcher = matcher.copy()
             matcher.consume(state.fed)
         return matcher
+
+
+def _is_cut(data: bytes) -> bool:
+    """Whether the last character is not complete."""
+    return codecs.utf_8_decode(data, "replace", False)[1] < len(data)
 
 
 def _behind_close(data: bytes) -> bytes:

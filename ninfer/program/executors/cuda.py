@@ -51,6 +51,8 @@ from ninfer.program.executors.cuda_weights import DeviceWeights
 from ninfer.program.executors.cuda_workspace import Workspace
 from ninfer.program.graphs import DecodeGraphs
 
+MASK_THREADS: Final = 4
+"""Rows of a batch whose masks are filled at once."""
 LONGEST_UNIT_S: Final = 180.0
 """A unit that the device has not ended by then will never end."""
 
@@ -85,7 +87,7 @@ class CudaExecutor:
         self._ahead: StepAhead | None = None
         self._has_inputs = False
         self._is_closed = False
-        self._mask_thread = ThreadPoolExecutor(1, thread_name_prefix="ninfer-masks")
+        self._mask_threads = ThreadPoolExecutor(MASK_THREADS, "ninfer-masks")
         self._mover = CudaMover(
             driver,
             workspace.memory,
@@ -257,7 +259,7 @@ class CudaExecutor:
         if self._is_closed:
             return
         self._is_closed = True
-        self._mask_thread.shutdown()
+        self._mask_threads.shutdown()
         # Giving memory back waits for what runs: a stuck device keeps it until the process ends.
         if not self._is_stuck:
             self._driver.close()
@@ -309,12 +311,16 @@ class CudaExecutor:
 
     async def _queue_choice(self, samples: tuple[SampleRow, ...], logits: DeviceTensor) -> None:
         """Queue the choice of tokens from logits that are queued, and the mark behind it. Masks are
-        filled in a thread while the device works; a decode step's graph has chosen without them
+        filled in threads while the device works; a decode step's graph has chosen without them
         before, which costs a few microseconds and keeps it one graph."""
         sampler = self._workspace.sampler
         if has_masks(samples):
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._mask_thread, sampler.fill_masks, samples)
+            loop, parts = asyncio.get_running_loop(), min(len(samples), MASK_THREADS)
+            fills = [
+                loop.run_in_executor(self._mask_threads, sampler.fill_masks, samples, part, parts)
+                for part in range(parts)
+            ]
+            await asyncio.gather(*fills)
             sampler.queue_masked(logits)
         else:
             sampler.queue(logits)

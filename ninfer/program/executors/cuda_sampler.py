@@ -141,12 +141,13 @@ class CudaSampler:
         size = num_rows * device_sampling.ROW.itemsize
         self._driver.upload(self._tensors.rows.address, self._sides[self.side].block[:size])
 
-    def fill_masks(self, samples: Sequence[SampleRow]) -> None:
-        """Fill the masks of the rows that have one; from any thread, once nothing that was queued
-        before copies masks any more."""
-        for words, sample in zip(self._host_masks, samples, strict=False):
-            if sample.mask is not None:
-                sample.mask.fill(words)
+    def fill_masks(self, samples: Sequence[SampleRow], part: int = 0, num_parts: int = 1) -> None:
+        """Fill the masks of the rows that have one, of every `num_parts`th row from `part` on; from
+        any thread, once nothing that was queued before copies masks any more."""
+        for index in range(part, len(samples), num_parts):
+            mask = samples[index].mask
+            if mask is not None:
+                mask.fill(self._host_masks[index])
 
     def queue_masked(self, logits: DeviceTensor) -> None:
         """Queue the copy of the filled masks, and `queue` under them."""

@@ -95,6 +95,14 @@ async def test_errors_are_everybody_s_own_and_not_kept() -> None:
     assert compiler.num_builds == 2
 
 
+async def test_a_grammar_in_which_nothing_can_begin_is_refused() -> None:
+    compiler = GrammarCompiler(vocabulary())
+    endless = source("x", lambda: lark_grammar("start: a\na: a"))
+    with pytest.raises(RequestError) as caught:
+        await compiler.compile(endless)
+    assert (caught.value.code, caught.value.param) == ("invalid_grammar", "field")
+
+
 async def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler_module, "KEPT_BYTES", 200_000)
     compiler = GrammarCompiler(vocabulary())

@@ -197,6 +197,33 @@ async def test_a_budget_closes_the_thought() -> None:
     assert target.session.reasoning_tokens == 3 + num_closing
 
 
+async def test_a_thought_is_not_closed_inside_a_character() -> None:
+    token_ids = encode("\U0001f30d")
+    assert len(token_ids) > 2
+    target = await request(thinks=True, thinking_budget=1, max_tokens=200)
+    feed = Feed(target)
+    for token_id in token_ids[:-1]:
+        feed.take([token_id])
+        assert allowed(target) is None
+    feed.take(token_ids[-1:])
+    assert allowed(target) == encode(CLOSING_TEXT)[:1]
+    assert feed.texts["reasoning"] == "\U0001f30d"
+
+
+async def test_what_can_only_come_is_forced() -> None:
+    target = await request(constraint=constraint("regex", "The answer is [0-9]+\\."))
+    feed = Feed(target)
+    assert target.mask is not None
+    forced = list(target.mask.forced())
+    text = b"".join(map(FRONTEND.token_bytes, forced)).decode()
+    assert text
+    assert "The answer is ".startswith(text)
+    preview = target.session.preview([GeneratedToken(token_id) for token_id in forced], None)
+    target.session.commit(preview)
+    feed.text("The answer is 7"[len(text) :])
+    assert target.mask.forced() == ()
+
+
 async def test_a_thought_that_ends_in_time_is_not_closed() -> None:
     feed = Feed(await request(thinks=True, thinking_budget=3, max_tokens=200))
     feed.text("a")
