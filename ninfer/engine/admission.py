@@ -106,9 +106,6 @@ class Admission:
         if snapshot is not None and self._program.checkpoint(snapshot).is_leased:
             return
         is_due = self._scheduler.protectable() == ticket
-        if not is_due and self._pressure.refuses_before(ticket):
-            # What is free goes to the older one that waits for it.
-            return
         if not is_due and not (self._scheduler.has_free_lane and self._fits_again(record)):
             return
         while not self._scheduler.has_free_lane:

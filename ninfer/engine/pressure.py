@@ -62,10 +62,6 @@ class Pressure:
         self._refused[ticket] = self._scheduler.revision
         return False
 
-    def refuses_before(self, ticket: int) -> bool:
-        """Some older row got no permit when it last asked."""
-        return any(refused < ticket for refused in self._refused)
-
     def clear_cache(self) -> bool:
         """The last resort, when no row gets its next unit and no transfer runs."""
         return self._desk.is_free and self._policy.clear_device()
