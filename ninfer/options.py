@@ -200,7 +200,7 @@ class EngineOptions:
     )
     draft_tokens: int | None = option(
         None,
-        "most tokens that one sequence guesses at once, with --spec; default 6",
+        "most tokens that one sequence guesses at once, with --spec; default 7",
         parse=parse_int(1, 8),
         metavar="N",
     )

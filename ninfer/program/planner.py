@@ -23,7 +23,7 @@ from ninfer.program.memory_costs import CpuCosts, MemoryCosts
 
 _PAGES_PER_SLOT_BYTES: Final = 7
 _LEAST_PAGES_PER_SLOT: Final = 4
-_DEFAULT_DRAFT_TOKENS: Final = 6
+_DEFAULT_DRAFT_TOKENS: Final = 7
 _MOST_CACHE_SLOTS: Final = 512
 """By default; far more checkpoints than are ever of use at one time."""
 

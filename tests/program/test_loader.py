@@ -182,7 +182,7 @@ def test_drafts_have_a_length_and_take_memory_for_logits() -> None:
     drafting = plan_model(source, EngineOptions(spec="ngram", draft_tokens=8))
     assert plain.capacity.max_draft_tokens == 0
     assert drafting.capacity.max_draft_tokens == 8
-    assert plan_model(source, EngineOptions(spec="ngram")).capacity.max_draft_tokens == 6
+    assert plan_model(source, EngineOptions(spec="ngram")).capacity.max_draft_tokens == 7
     logits = [plan.detail["logits_bytes"] for plan in (plain, drafting)]
     assert logits[1] >= logits[0]
     with pytest.raises(OptionError, match="--draft-tokens: it is for --spec, which is none"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-COLUMN_COST: Final = 0.04
+COLUMN_COST: Final = 0.08
 """What one more column adds to a step of one row, as a share of it."""
 FIRST_RATE: Final = 0.7
 """Share of right guesses that a new row is credited with."""
