@@ -152,8 +152,8 @@ async def answer_s(engine: GenerationEngine, model: LoadedModel, is_bound: bool)
     raise RuntimeError("the answer did not finish")
 
 
-async def decode_speed(executor: str) -> dict[str, Any]:
-    options = EngineOptions(executor=executor, max_concurrency=2, max_context=512)
+async def decode_speed(executor: str, kernels: str | None) -> dict[str, Any]:
+    options = EngineOptions(executor=executor, max_concurrency=2, max_context=512, kernels=kernels)
     model = load_model(open_named_model(None), options, SamplingOptions(), lambda *_: None)
     engine = make_engine(model, options, make_cache(model, options))
     await engine.start()
@@ -171,6 +171,7 @@ async def decode_speed(executor: str) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--executor", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--kernels")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     started = time.perf_counter()
@@ -183,7 +184,7 @@ def main() -> int:
             f" {row['mask_p50_us']:6.0f} us, p99 {row['mask_p99_us']:6.0f} us, most"
             f" {row['mask_max_us']:6.0f} us; commit p50 {row['commit_p50_us']:5.0f} us"
         )
-    speed = asyncio.run(decode_speed(arguments.executor))
+    speed = asyncio.run(decode_speed(arguments.executor, arguments.kernels))
     print(
         f"demo model on {speed['executor']}: {speed['free_ms']:.3f} ms a token, with a grammar"
         f" {speed['bound_ms']:.3f} ms ({speed['cost']:+.1%})"

@@ -64,6 +64,17 @@ def compiler_version() -> str:
 
 def compile_source(source: KernelSource, architecture: str) -> CompiledKernel:
     """Compile for `architecture` (`sm_90a`). Raises KernelCompileError with the compiler's log."""
+    compiled = _compile(source, architecture)
+    if compiled.usage:
+        return compiled
+    # From 12.9 on a driver's cache may answer for the compiler, and then nothing is reported.
+    compiled = _compile(source, architecture, b"--no-cache")
+    if not compiled.usage:
+        raise InvariantError(f"the compiler did not report what {source.name} uses")
+    return compiled
+
+
+def _compile(source: KernelSource, architecture: str, *more_options: bytes) -> CompiledKernel:
     nvrtc = _nvrtc()
     names = [name.encode() for name, _ in source.headers]
     texts = [text.encode() for _, text in source.headers]
@@ -74,7 +85,7 @@ def compile_source(source: KernelSource, architecture: str) -> CompiledKernel:
         ),
     )
     try:
-        options = [f"-arch={architecture}".encode(), *_encoded_options()]
+        options = [f"-arch={architecture}".encode(), *_encoded_options(), *more_options]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
         log = _read(nvrtc, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
         text = log.rstrip(b"\0").decode(errors="replace")

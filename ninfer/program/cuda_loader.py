@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from ninfer.contract.arrays import ByteArray
 from ninfer.contract.errors import OpContractError, OptionError
 from ninfer.contract.model import ModelConfig, ModelSource
 from ninfer.contract.units import MemoryPlan
@@ -38,6 +39,8 @@ from ninfer.program.executors.cuda_weights import (
 )
 from ninfer.program.executors.cuda_workspace import Workspace, carve_workspace
 from ninfer.program.planner import plan_memory
+from ninfer.program.read_ahead import read_ahead
+from ninfer.program.touched_memory import touched_memory
 from ninfer.program.weight_reader import read_bands
 
 LoadProgress = Callable[[str, int, int], None]
@@ -106,10 +109,10 @@ def open_device(options: EngineOptions) -> CudaDevice:
 
 
 def source_fill(source: ModelSource, progress: LoadProgress) -> WeightFill:
-    """The weights of `source`, read one by one."""
+    """The weights of `source`, read one by one, the next while one is put."""
 
     def fill(store: WeightStore) -> None:
-        for name, bands in read_bands(source, store.encoded, progress):
+        for name, bands in read_ahead(read_bands(source, store.encoded, progress)):
             if name in store.encoded:
                 store.put_bands(name, bands)
             else:
@@ -130,11 +133,11 @@ def build_cuda(
     with ExitStack() as undo:
         undo.callback(driver.close)
         plan = plan_on(config, driver, options, bands=bands)
-        with ThreadPoolExecutor(1, thread_name_prefix="ninfer-lock-memory") as beside:
-            # Locking memory takes seconds; reading weights does, too.
-            locking = beside.submit(_lock_host_blocks, driver, plan)
+        with ThreadPoolExecutor(1, thread_name_prefix="ninfer-touch-memory") as beside:
+            # Getting memory from the system takes seconds; reading weights does, too.
+            touching = beside.submit(touched_memory, plan.memory.host_bytes)
             weights, workspace = _fill_device(config, driver, plan, fill)
-            host_blocks = locking.result()
+            host_blocks = _lock_host_blocks(driver, plan, touching)
         executor = CudaExecutor(
             config, plan.memory.capacity, driver, weights, workspace, host_blocks
         )
@@ -142,11 +145,10 @@ def build_cuda(
     return BuiltExecutor(executor, plan)
 
 
-def _lock_host_blocks(driver: CudaDriver, plan: CudaPlan) -> HostArray:
+def _lock_host_blocks(driver: CudaDriver, plan: CudaPlan, touching: Future[ByteArray]) -> HostArray:
     """The host tier, page-locked. Raises OptionError."""
-    driver.activate()
     try:
-        return driver.allocate_pinned(plan.memory.host_bytes, is_zeroed=False)
+        return driver.lock(touching.result())
     except MemoryError as error:
         raise OptionError(
             flag_of("host_cache_bytes"),

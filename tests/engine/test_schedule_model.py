@@ -347,7 +347,7 @@ def reached() -> dict[int, Counter[str]]:
     return {}
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", PARTS)
 async def test_random_programs(first: int, reached: dict[int, Counter[str]]) -> None:
     reached[first] = await run_part(first)
@@ -387,7 +387,7 @@ async def test_all_of_it_happens(reached: dict[int, Counter[str]]) -> None:
     assert total["steps"] >= MIN_STEPS
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 async def test_a_device_that_fails_at_a_copy_ends_everything_once() -> None:
     total: Counter[str] = Counter()
     for seed in FATAL_SEEDS:

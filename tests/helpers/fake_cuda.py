@@ -159,6 +159,12 @@ class FakeCuda:
         self.pinned.append(array)
         return array
 
+    def lock(self, memory: HostArray) -> HostArray:
+        if sum(array.nbytes for array in self.pinned) + memory.nbytes > self.max_pinned_bytes:
+            raise MemoryError(f"{memory.nbytes} bytes of page-locked memory")
+        self.pinned.append(memory)
+        return memory
+
     def upload(self, target: int, source: HostArray) -> None:
         assert source.flags.c_contiguous
         data = source.reshape(-1).view(np.uint8)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from ninfer.contract.errors import InvariantError
+from ninfer.kernels import compiler
 from ninfer.kernels.compiler import (
+    CompiledKernel,
     KernelCompileError,
     compile_source,
     compiler_version,
@@ -85,3 +89,25 @@ def test_the_compiler_has_a_version() -> None:
     major, minor = compiler_version().split(".")
     assert int(major) >= 12
     assert int(minor) >= 0
+
+
+@pytest.mark.parametrize("is_cached_for_good", [False, True])
+def test_what_a_cache_answers_without_a_report_is_compiled(
+    is_cached_for_good: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_once = compiler._compile
+
+    def compile_cached(
+        source: KernelSource, architecture: str, *more_options: bytes
+    ) -> CompiledKernel:
+        compiled = compile_once(source, architecture, *more_options)
+        is_cached = is_cached_for_good or b"--no-cache" not in more_options
+        return dataclasses.replace(compiled, usage=()) if is_cached else compiled
+
+    monkeypatch.setattr(compiler, "_compile", compile_cached)
+    source = KernelSource("spilling", SPILLING, ())
+    if is_cached_for_good:
+        with pytest.raises(InvariantError, match="did not report what spilling uses"):
+            compile_source(source, "sm_90a")
+    else:
+        assert compile_source(source, "sm_90a").usage[0].is_spilling

@@ -26,6 +26,8 @@ _DEVICE_TO_DEVICE: Final = 3
 _SUCCESS: Final = 0
 _NOT_READY: Final = 600
 _OUT_OF_MEMORY: Final = 2
+_REGISTER_FLAGS: Final = 3
+"""cudaHostRegisterPortable and cudaHostRegisterMapped."""
 _R_32F: Final = 0
 _R_16BF: Final = 14
 _COMPUTE_32F: Final = 68
@@ -68,6 +70,7 @@ class CudaDevice:
         self._blas: Any = None
         self._blas_handle = 0
         self._pinned: list[Any] = []
+        self._locked: list[HostArray] = []
         self._allocations: set[int] = set()
         self._constants = np.array([0.0, 1.0], np.float32)
         with self._checked("open"):
@@ -130,6 +133,31 @@ class CudaDevice:
         if is_zeroed:
             array[:] = 0
         return array
+
+    def lock(self, memory: HostArray) -> HostArray:
+        if memory.nbytes == 0:
+            return memory
+        if not self._locks_in_place:
+            return self.allocate_pinned(memory.nbytes, is_zeroed=False)
+        try:
+            self._runtime.hostRegister(memory.ctypes.data, memory.nbytes, _REGISTER_FLAGS)
+        except self._runtime.CUDARuntimeError as error:
+            if error.status == _OUT_OF_MEMORY:
+                raise MemoryError(f"{memory.nbytes:,} bytes of page-locked memory") from error
+            raise DeviceError(f"cuda: host memory: {error}") from error
+        self._locked.append(memory)
+        return memory
+
+    @property
+    def _locks_in_place(self) -> bool:
+        """Whether the device takes locked memory, and that by the host's address."""
+        runtime = self._runtime
+        wanted = (
+            runtime.cudaDevAttrHostRegisterSupported,
+            runtime.cudaDevAttrCanUseHostPointerForRegisteredMem,
+        )
+        with self._checked("attributes"):
+            return all(runtime.deviceGetAttribute(name, self._index) for name in wanted)
 
     def upload(self, target: int, source: HostArray) -> None:
         _require_contiguous(source)
@@ -286,10 +314,13 @@ class CudaDevice:
         """After a failure the runtime refuses to free; the process's end does it then."""
         allocations, self._allocations = self._allocations, set()
         blas, self._blas = self._blas, None
+        locked, self._locked = self._locked, []
         with suppress(RuntimeError):
             self._runtime.setDevice(self._index)
             for address in allocations:
                 self._runtime.free(address)
+            for memory in locked:
+                self._runtime.hostUnregister(memory.ctypes.data)
             if blas is not None:
                 blas.destroy(self._blas_handle)
 

@@ -50,6 +50,11 @@ class CudaDriver(Protocol):
         """[num_bytes] uint8, page-locked; lives as long as the driver. The device reads and writes
         it at the host's address. MemoryError when the system locks no more."""
 
+    def lock(self, memory: HostArray) -> HostArray:
+        """`memory` [n] uint8, page-locked until the driver is closed; other memory of that size
+        where a device cannot lock what is there already. The device reads and writes it at the
+        host's address. MemoryError when the system locks no more."""
+
     def upload(self, target: int, source: HostArray) -> None:
         """Queue a copy of a contiguous host array; it must not change before it was copied."""
 
