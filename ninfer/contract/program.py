@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Final, Protocol
 
 from ninfer.contract.arrays import Float32Array
 from ninfer.contract.cache import CheckpointId
@@ -44,6 +44,9 @@ class Draft:
 
     token_ids: tuple[int, ...] = ()
     masks: tuple[TokenMask | None, ...] = ()
+
+
+NO_DRAFT: Final = Draft()
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from ninfer.contract.cache import CheckpointId
 from ninfer.contract.errors import InvariantError
 from ninfer.contract.model import ModelConfig
 from ninfer.contract.program import (
+    NO_DRAFT,
     Amounts,
     CheckpointFacts,
     Draft,
@@ -159,7 +160,7 @@ class ModelProgram:
         draft. `goes_on` as the contract says."""
         if not handles or len(set(handles)) != len(handles):
             raise InvariantError(f"a decode batch of {len(handles)} rows, some of them twice")
-        drafts = drafts or (Draft(),) * len(handles)
+        drafts = drafts or (NO_DRAFT,) * len(handles)
         if len(drafts) != len(handles):
             raise InvariantError(f"{len(drafts)} drafts for {len(handles)} rows")
         sequences = tuple(

@@ -14,17 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Final
 
 import numpy as np
 
 from ninfer.contract.arrays import IntArray
 from ninfer.contract.masks import TokenMask
-from ninfer.contract.program import Draft, SequenceHandle, SequenceSpec
+from ninfer.contract.program import NO_DRAFT, Draft, SequenceHandle, SequenceSpec
 from ninfer.contract.units import ROOT_SLOT, SampleRow, ScoreRow, UnitRow
 from ninfer.program.token_counts import TokenCounts
-
-_NO_DRAFT: Final = Draft()
 
 
 class SequenceRecord:
@@ -121,29 +118,24 @@ class SequenceRecord:
         score = self._score_row(start, stop)
         return self._unit_row(prompt.token_ids[start:stop], num_pages, positions, sample, score)
 
-    def decode_row(self, num_pages: int, draft: Draft = _NO_DRAFT) -> UnitRow:
+    def decode_row(self, num_pages: int, draft: Draft = NO_DRAFT) -> UnitRow:
         """The accepted token that belongs to the frontier; only the newest one draws another, and
         only behind that one there can be a draft."""
-        start, delta = self.frontier, self.spec.prompt.rope_delta
-        stop = start + 1 + len(draft.token_ids)
-        positions = None
-        if delta != 0:
-            ordinals = np.arange(start, stop, dtype=np.int32)
-            positions = np.ascontiguousarray(np.broadcast_to(ordinals + delta, (3, stop - start)))
-        index = start - self.num_prompt
+        index = self.frontier - self.num_prompt
         token_ids = np.array([self.accepted[index], *draft.token_ids], dtype=np.int32)
+        positions = self._positions_ahead(token_ids.size)
         if index != len(self.accepted) - 1:
             return self._unit_row(token_ids, num_pages, positions, None)
-        *checks, sample = self._sample_rows(start + 1, draft)
-        return self._unit_row(token_ids, num_pages, positions, sample, checks=tuple(checks))
+        sample = self._sample_row(self.frontier + 1)
+        if not draft.token_ids:
+            return self._unit_row(token_ids, num_pages, positions, sample)
+        *checks, last = (sample, *self._samples_ahead(draft))
+        return self._unit_row(token_ids, num_pages, positions, last, checks=tuple(checks))
 
     def replay_row(self, num_tokens: int, num_pages: int) -> UnitRow:
         """The next `num_tokens` accepted tokens, none of them the newest."""
-        first, delta = self.frontier - self.num_prompt, self.spec.prompt.rope_delta
-        positions = None
-        if delta != 0:
-            ordinals = np.arange(self.frontier, self.frontier + num_tokens, dtype=np.int32)
-            positions = np.tile(ordinals + delta, (3, 1))
+        first = self.frontier - self.num_prompt
+        positions = self._positions_ahead(num_tokens)
         token_ids = np.array(self.accepted[first : first + num_tokens], dtype=np.int32)
         row = self._unit_row(token_ids, num_pages, positions, None)
         return replace(row, is_replayed=True)
@@ -185,17 +177,22 @@ class SequenceRecord:
             return None
         return ScoreRow(first - start - 1, token_ids[first:last], scoring.num_top)
 
-    def _sample_rows(self, position: int, draft: Draft) -> Iterator[SampleRow]:
-        """Of the newest token, then of each drafted one, as if those before it were accepted."""
-        yield self._sample_row(position)
-        if not draft.token_ids:
-            return
+    def _positions_ahead(self, num_tokens: int) -> IntArray | None:
+        """Rotary positions [3, n] of the next tokens of the answer, None when they are ordinals."""
+        delta = self.spec.prompt.rope_delta
+        if delta == 0:
+            return None
+        ordinals = np.arange(self.frontier, self.frontier + num_tokens, dtype=np.int32)
+        return np.tile(ordinals + delta, (3, 1))
+
+    def _samples_ahead(self, draft: Draft) -> Iterator[SampleRow]:
+        """Behind each drafted token, as if it and those before it were accepted."""
         counts = self._counts.copy() if self.spec.sampling.counts_tokens else self._counts
         masks = draft.masks or (None,) * len(draft.token_ids)
         for ahead, (token_id, mask) in enumerate(zip(draft.token_ids, masks, strict=True), 1):
             if self.spec.sampling.counts_tokens:
                 counts.add(token_id)
-            yield self._sample_row(position + ahead, ahead, counts, mask)
+            yield self._sample_row(self.frontier + 1 + ahead, ahead, counts, mask)
 
     def _sample_row(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ninfer.contract.errors import NInferError
-from ninfer.contract.program import Draft, Program
+from ninfer.contract.program import NO_DRAFT, Draft, Program
 from ninfer.contract.units import PAGE_TOKENS
 from ninfer.engine.request_record import RequestRecord
 from ninfer.engine.settlement import call_session
@@ -30,7 +30,7 @@ class Speculation:
         """One for each row, which has its permit for one input; empty for those that draw nothing.
         With the draft, its inputs are reserved."""
         return tuple(
-            self._draft(record, len(records)) if draws else Draft()
+            self._draft(record, len(records)) if draws else NO_DRAFT
             for record, draws in zip(records, is_sampled, strict=True)
         )
 
@@ -41,13 +41,13 @@ class Speculation:
         room = record.budget.num_tokens - record.completion_tokens - 1
         token_ids = drafter.draft(record.accepted, num_rows, min(room, self._max_tokens))
         if not token_ids:
-            return Draft()
+            return NO_DRAFT
         session = record.request.session
         try:
             masks = tuple(call_session(record, lambda: session.masks_behind(token_ids)))
         except NInferError as error:
             record.failure = error
-            return Draft()
+            return NO_DRAFT
         num_tokens = self._reserve(record, len(masks))
         return Draft(token_ids[:num_tokens], masks[:num_tokens])
 
