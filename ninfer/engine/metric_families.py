@@ -85,14 +85,17 @@ def engine_families(status: EngineStatus, metrics: EngineMetrics) -> list[Metric
 def _draft_families(drafts: DraftMetrics) -> list[MetricFamily]:
     places = tuple(
         MetricSample(count, (("position", str(place)),))
-        for place, count in enumerate(drafts.accepted_at, 1)
+        for place, count in enumerate(drafts.accepted_at)
     )
     return [
         counter("draft_rounds", "Rows of decode steps that checked a draft", drafts.rounds_total),
         counter("drafted_tokens", "Tokens in drafts", drafts.drafted_total),
         counter("accepted_draft_tokens", "Drafted tokens that were right", drafts.accepted_total),
         MetricFamily(
-            "accepted_drafts_at", "counter", "Drafts that were right up to a place in them", places
+            "accepted_drafts_at",
+            "counter",
+            "Drafts that were right as far as a place in them, 0 the first",
+            places,
         ),
     ]
 

@@ -36,6 +36,10 @@ _SAME: Final[Mapping[str, Sequence[tuple[str, str]]]] = {
         ("request_params_max_tokens", "request_max_tokens"),
         ("request_params_n", "request_choices"),
         ("iteration_tokens_total", "unit_tokens"),
+        ("spec_decode_num_drafts", "draft_rounds"),
+        ("spec_decode_num_draft_tokens", "drafted_tokens"),
+        ("spec_decode_num_accepted_tokens", "accepted_draft_tokens"),
+        ("spec_decode_num_accepted_tokens_per_pos", "accepted_drafts_at"),
     ),
     "sglang:": (
         ("num_running_reqs", "requests_running"),

@@ -37,6 +37,9 @@ VLLM = {
     "request_prompt_tokens": "histogram", "request_generation_tokens": "histogram",
     "request_params_max_tokens": "histogram", "request_params_n": "histogram",
     "iteration_tokens_total": "histogram",
+    "spec_decode_num_drafts": "counter", "spec_decode_num_draft_tokens": "counter",
+    "spec_decode_num_accepted_tokens": "counter",
+    "spec_decode_num_accepted_tokens_per_pos": "counter",
 }  # fmt: skip
 SGLANG = {
     "num_running_reqs", "num_queue_reqs", "token_usage", "num_used_tokens", "cache_hit_rate",
@@ -215,7 +218,7 @@ async def test_drafts_are_counted_by_their_places(rig: Rig) -> None:
     assert totals == {"draft_rounds": 3, "drafted_tokens": 8, "accepted_draft_tokens": 3}
     places = found["ninfer_accepted_drafts_at"].samples
     assert [(sample.labels["position"], sample.value) for sample in places[:3]] == [
-        ("1", 2.0),
-        ("2", 1.0),
-        ("3", 0.0),
+        ("0", 2.0),
+        ("1", 1.0),
+        ("2", 0.0),
     ]
