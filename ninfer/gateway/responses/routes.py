@@ -53,12 +53,14 @@ class ResponsesApi:
             return await collect_answer(exchange, ResponseBuilder(answer), choices)
 
     async def count_tokens(self, exchange: Exchange) -> web.StreamResponse:
-        """Tokens of the prompt that the same request to create a response would have."""
+        """Tokens of the prompt that the same request to create a response would have, also where
+        they exceed the context: clients decide by it what to leave out."""
         model = exchange.lifecycle.require_model()
         request = await _read(exchange, model)
         exchange.check_model(request.model)
         counted = replace(request, store=False)
-        prepared = await prepare(exchange, model.frontend, self._store, counted)
+        frontend = model.frontend.for_context(None)
+        prepared = await prepare(exchange, frontend, self._store, counted)
         num_tokens = prepared.prompt.num_tokens
         return exchange.json({"object": "response.input_tokens", "input_tokens": num_tokens})
 

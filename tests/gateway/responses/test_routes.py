@@ -192,6 +192,11 @@ async def test_input_tokens_never_wait_for_the_engine(rig: Rig) -> None:
     assert (await rig.post("/v1/responses/input_tokens", {"input": "a"})).status == 200
 
 
+async def test_input_tokens_beyond_the_context_are_counted(rig: Rig) -> None:
+    counted = await rig.post("/v1/responses/input_tokens", {"input": "x" * 100})
+    assert (counted.status, counted.json()["input_tokens"]) == (200, 101)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_errors_before_the_answer_are_statuses(rig: Rig, stream: bool) -> None:
     long = await create(rig, input="x" * 100, stream=stream)
