@@ -40,6 +40,7 @@ _SAME: Final[Mapping[str, Sequence[tuple[str, str]]]] = {
     "sglang:": (
         ("num_running_reqs", "requests_running"),
         ("num_queue_reqs", "requests_waiting"),
+        ("gen_throughput", "generation_tokens_per_second"),
         ("prompt_tokens", "prompt_tokens"),
         ("generation_tokens", "generation_tokens"),
         ("time_to_first_token_seconds", "request_first_token_seconds"),
@@ -48,6 +49,12 @@ _SAME: Final[Mapping[str, Sequence[tuple[str, str]]]] = {
     ),
 }
 """(alias, ours) that differ in nothing but the name."""
+_SPECULATION: Final = (
+    ("spec_decode_num_drafts", "Drafts of speculative decoding"),
+    ("spec_decode_num_draft_tokens", "Tokens of all drafts"),
+    ("spec_decode_num_accepted_tokens", "Tokens of drafts that were accepted"),
+)
+"""Dashboards divide by these: they are there, and zero, where nothing is drafted."""
 PREFIXES: Final[Mapping[str, tuple[str, ...]]] = {
     "none": (),
     "vllm": ("vllm:",),
@@ -92,6 +99,8 @@ def _vllm_only(sources: _Sources, prefix: str) -> Iterator[MetricFamily]:
             for _, outcome in sample.labels
         )
         yield MetricFamily("request_success", "counter", "Requests that ended", ends, prefix)
+        for name, what in _SPECULATION:
+            yield MetricFamily(name, "counter", what, (MetricSample(0),), prefix)
     if "cached_tokens" in sources:
         asked = _value(sources, "cached_tokens") + _value(sources, "prompt_tokens")
         queries = (MetricSample(asked),)
