@@ -55,7 +55,8 @@ def parse_json(option: str, text: str, name: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
-        raise OptionError(option, f"{name} is not JSON: {error.msg} at {where}") from error
+        what = error.msg.removesuffix(" at")
+        raise OptionError(option, f"{name} is not JSON: {what} at {where}") from error
     except RecursionError as error:
         raise OptionError(option, f"{name} is nested too deeply") from error
     except ValueError as error:

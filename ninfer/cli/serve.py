@@ -165,7 +165,7 @@ def background_loader(
 
 def metric_families(engine: Engine, cache: ContextCache) -> list[MetricFamily]:
     return [
-        *engine_families(engine.status(), engine.metrics),
+        *engine_families(engine.status(), engine.metrics, engine.now()),
         *context_families(cache.metrics, cache.holdings()),
     ]
 

@@ -184,6 +184,10 @@ class Frontend(Protocol):
     async def render_chat(self, chat: ChatPrompt) -> str:
         """The text `prepare_chat` tokenises."""
 
+    def check_num_messages(self, num_messages: int, param: str = "messages") -> None:
+        """To be asked before a long conversation is read. Raises RequestError naming `param`,
+        context_length_exceeded, when so many messages cannot fit, whatever they say."""
+
     def for_context(self, max_context: int | None) -> Frontend:
         """The same, but prompts of more than `max_context` tokens are refused; None: of no
         length."""

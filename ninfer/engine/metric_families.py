@@ -13,13 +13,15 @@ from ninfer.contract.program import TransferKind
 from ninfer.engine.context_metrics import ContextHoldings, ContextMetrics
 from ninfer.engine.histograms import EngineHistograms
 from ninfer.engine.metrics import DraftMetrics, EngineMetrics
+from ninfer.engine.token_rate import WINDOW_S
 
 E = TypeVar("E", bound=Enum)
 _MISSES = tuple(reason for reason in MissReason if reason is not MissReason.DISABLED)
 """Who does not want the cache misses nothing."""
 
 
-def engine_families(status: EngineStatus, metrics: EngineMetrics) -> list[MetricFamily]:
+def engine_families(status: EngineStatus, metrics: EngineMetrics, now: float) -> list[MetricFamily]:
+    """`now`: of the engine's clock."""
     return [
         gauge("requests_running", "Requests with a lane", status.running),
         gauge("requests_waiting", "Requests without a lane, paused ones too", status.waiting),
@@ -41,6 +43,11 @@ def engine_families(status: EngineStatus, metrics: EngineMetrics) -> list[Metric
         counter("requests_rejected", "Requests that were not let in", metrics.requests_rejected),
         counter("prompt_tokens", "Prompt tokens computed", metrics.prompt_tokens_total),
         counter("generation_tokens", "Tokens generated", metrics.completion_tokens_total),
+        gauge(
+            "generation_tokens_per_second",
+            f"Tokens generated a second, over the last {WINDOW_S} s",
+            metrics.completion_rate.per_second(now),
+        ),
         counter("admitted_requests", "Requests that left the queue", metrics.num_admitted),
         counter("queue_seconds", "Time in the queue, all requests", metrics.queue_s_total),
         counter("first_tokens", "Requests with a first token", metrics.num_first_tokens),

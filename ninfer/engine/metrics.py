@@ -9,6 +9,7 @@ from ninfer.contract.errors import NInferError, NonFiniteLogits
 from ninfer.contract.generation import FinishReason, Timings
 from ninfer.contract.units import MAX_DRAFT_TOKENS
 from ninfer.engine.histograms import EngineHistograms
+from ninfer.engine.token_rate import TokenRate
 
 _DURATION_WEIGHT = 0.1
 _MIN_RETRY_S = 1.0
@@ -62,6 +63,7 @@ class EngineMetrics:
     requests_total        by outcome
     requests_rejected     `submit` raised Unavailable or RequestError
     prompt_tokens_total, completion_tokens_total   committed
+    completion_rate       of the last seconds
     queue_s_total / num_admitted, ttft_s_total / num_first_tokens   ttft includes the queue
     decode_rows_total / num_decode_units   mean batch size
     broken_calls_total    what looked like a tool call in an answer and turned out to be text
@@ -80,6 +82,7 @@ class EngineMetrics:
     requests_rejected: int = 0
     prompt_tokens_total: int = 0
     completion_tokens_total: int = 0
+    completion_rate: TokenRate = field(default_factory=TokenRate)
     num_admitted: int = 0
     queue_s_total: float = 0.0
     num_first_tokens: int = 0
@@ -99,6 +102,10 @@ class EngineMetrics:
     drafts: DraftMetrics = field(default_factory=DraftMetrics)
     histograms: EngineHistograms = field(default_factory=EngineHistograms)
     request_s_mean: float | None = None
+
+    def note_output(self, num_tokens: int, now: float) -> None:
+        self.completion_tokens_total += num_tokens
+        self.completion_rate.note(num_tokens, now)
 
     def note_admitted(self, queue_s: float) -> None:
         self.num_admitted += 1

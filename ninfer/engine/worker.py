@@ -340,7 +340,7 @@ class Worker:
                 self._metrics.histograms.token_gap.observe(gap_s)
         record.last_token_s = now
         record.accepted.extend(verdict.token_ids)
-        self._metrics.completion_tokens_total += verdict.accepted
+        self._metrics.note_output(verdict.accepted, now)
 
     def _show_unseen(self, running: Sequence[RequestRecord]) -> None:
         """Tell the sessions of the tokens that were accepted without them. A request whose session
@@ -382,7 +382,7 @@ class Worker:
             return
         if forced is not None:
             accept_forced(record, forced, self._program, self._scheduler)
-            self._metrics.completion_tokens_total += len(forced.token_ids)
+            self._metrics.note_output(len(forced.token_ids), self._clock())
             self._show(record, forced.preview)
 
     def _show(self, record: RequestRecord, preview: OutputPreview) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 from ninfer.contract.chat import ChatMessage, ChatPrompt, TextPart
 from ninfer.contract.errors import RequestError
+from ninfer.frontend.abandonment import stop_if_abandoned
 from ninfer.frontend.control_text import (
     ControlMarks,
     GuardedText,
@@ -103,6 +104,7 @@ class ChatRenderer:
     def _finish(
         self, draft: _Draft, add_generation_prompt: bool, opening_end: str | None
     ) -> GuardedText:
+        stop_if_abandoned()
         self._stand_in(draft)
         text = self._template.render(
             draft.messages,

@@ -26,11 +26,12 @@ from ninfer.frontend.constraints.guided_session import GuidedSession
 from ninfer.frontend.constraints.guides import Guides
 from ninfer.frontend.control_text import strings_of
 from ninfer.frontend.generation_defaults import GENERATION_CONFIG_FILE, read_generation_config
-from ninfer.frontend.host_work import HostWork
+from ninfer.frontend.host_work import MAX_SHARED_CHARACTERS, HostWork
 from ninfer.frontend.load_checks import check_marks, check_renders, checked_eos_ids
 from ninfer.frontend.output_session import TextOutputSession
 from ninfer.frontend.output_state import SessionRules
 from ninfer.frontend.prompt import PromptBuilder
+from ninfer.frontend.prompt_size import check_num_messages
 from ninfer.frontend.stops import StopMatcher
 from ninfer.frontend.template import ChatTemplate
 from ninfer.frontend.tokenizer import (
@@ -47,6 +48,8 @@ from ninfer.options import SamplingOptions
 
 UNLIMITED_TOKENS: Final = 2**31 - 1
 """Output budget of a request that names none: the context limit ends it."""
+_SCAFFOLDING: Final = 20
+"""Characters that a template writes round a message, about."""
 _SEED_MASK: Final = 2**64 - 1
 _CONSTANT_TOKENS: Final = (
     "bos_token",
@@ -115,8 +118,13 @@ class ModelFrontend:
     async def prepare_chat(self, chat: ChatPrompt) -> PreparedPrompt:
         """Render and tokenise. Raises RequestError: invalid_template, invalid_prompt,
         unsupported_value (media), tokenizer_unavailable, context_length_exceeded."""
+        self.check_num_messages(len(chat.messages))
         chat = self._with_defaults(chat)
         return await self._work.run(partial(self._prompts.from_chat, chat), _num_characters(chat))
+
+    def check_num_messages(self, num_messages: int, param: str = "messages") -> None:
+        """Raises RequestError, context_length_exceeded, when so many messages cannot fit."""
+        check_num_messages(num_messages, self._max_context, param)
 
     async def render_chat(self, chat: ChatPrompt) -> str:
         """The text `prepare_chat` tokenises; control marks in it need not be control tokens."""
@@ -274,10 +282,14 @@ def _call_rules(tools: ToolRules | None) -> CallRules | None:
 
 
 def _num_characters(chat: ChatPrompt) -> int:
-    """About how much text there is; every message counts, an empty one has its scaffolding."""
-    num_characters = sum(map(len, strings_of([chat.tools, chat.template_kwargs])))
+    """About how much text there is; every message counts, an empty one has its scaffolding. Of many
+    messages the scaffolding alone is counted: it says enough, and this runs on the event loop."""
+    least = _SCAFFOLDING * len(chat.messages)
+    if least > MAX_SHARED_CHARACTERS:
+        return least
+    num_characters = least + sum(map(len, strings_of([chat.tools, chat.template_kwargs])))
     for message in chat.messages:
-        num_characters += 20 + len(message.text) + len(message.reasoning_content or "")
+        num_characters += len(message.text) + len(message.reasoning_content or "")
         for call in message.tool_calls:
             num_characters += sum(map(len, strings_of(call.arguments)))
     return num_characters

@@ -11,7 +11,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Final, TypeVar
+
+from ninfer.frontend.abandonment import watching
 
 MAX_INLINE_CHARACTERS: Final = 2_000
 """Takes well under 2 ms."""
@@ -30,11 +33,21 @@ class HostWork:
     async def run(self, work: Callable[[], T], num_characters: int) -> T:
         """`work()`, where work on so many characters belongs.
 
-        Cancelled while it waits for a thread, it never runs; later it runs to its end and keeps
-        its place till then, so that no row of cancelled requests can have more at once.
+        Cancelled while it waits for a thread, it never runs; later it goes on until it calls
+        `stop_if_abandoned` or ends, and keeps its place till then, so that no row of cancelled
+        requests can have more at once.
         """
         if num_characters <= MAX_INLINE_CHARACTERS:
             return work()
-        if num_characters <= MAX_SHARED_CHARACTERS:
-            return await asyncio.to_thread(work)
-        return await asyncio.get_running_loop().run_in_executor(self._large, work)
+        flag = Event()
+        executor = self._large if num_characters > MAX_SHARED_CHARACTERS else None
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(executor, _watched, work, flag)
+        finally:
+            flag.set()
+
+
+def _watched(work: Callable[[], T], flag: Event) -> T:
+    with watching(flag):
+        return work()

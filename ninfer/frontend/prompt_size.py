@@ -1,8 +1,11 @@
-"""Sees that a text has too many tokens before it costs the time and memory of tokenising it.
+"""Sees that a prompt has too many tokens before it costs the time and memory of making them.
 
-Two looks, both without false alarms: what the longest token could cover at best, then the tokens
-of the text's beginning. Tokenising takes about a hundred bytes of memory for a byte of text, so
-the beginning grows step by step, and a text far over the limit is never tokenised as a whole.
+A conversation is first held against its number of messages: none is rendered as nothing.
+
+Then two looks at its text, both without false alarms: what the longest token could cover at best,
+then the tokens of the text's beginning. Tokenising takes about a hundred bytes of memory for a byte
+of text, so the beginning grows step by step, and a text far over the limit is never tokenised as a
+whole.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ninfer.contract.errors import RequestError, context_length_error
+from ninfer.frontend.abandonment import stop_if_abandoned
 from ninfer.frontend.control_text import GuardedText
 from ninfer.frontend.tokenizer import TextTokenizer, UnsplittableText
 
@@ -20,6 +24,13 @@ _HEAD_PER_TOKEN: Final = 8
 _HEAD_GROWTH: Final = 4
 CUT_TOKENS: Final = 256
 """A cut changes how the text just before it is split, and thereby the number of its tokens."""
+
+
+def check_num_messages(num_messages: int, max_tokens: int | None, param: str) -> None:
+    """Raises RequestError naming `param` (context_length_exceeded) for more messages than
+    `max_tokens`: each takes a token at least."""
+    if max_tokens is not None and num_messages > max_tokens:
+        raise context_length_error(num_messages, max_tokens, param, is_lower_bound=True)
 
 
 def encode_within(
@@ -40,6 +51,7 @@ def encode_within(
 def _encode_within(
     text: GuardedText, tokenizer: TextTokenizer, max_tokens: int | None, param: str
 ) -> list[int]:
+    stop_if_abandoned()
     encode = _encoder(text, tokenizer)
     if max_tokens is not None and _is_long(text, max_tokens) and tokenizer.keeps_text:
         num_tokens = tokenizer.least_tokens(text.plain)

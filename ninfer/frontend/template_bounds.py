@@ -31,6 +31,7 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from ninfer.contract.errors import InvariantError
+from ninfer.frontend.abandonment import stop_if_abandoned
 
 BASE_STEPS: Final = 200_000
 STEPS_PER_CHARACTER: Final = 100
@@ -81,12 +82,14 @@ class TemplateBudget:
         self._until_look = _TIME_INTERVAL
 
     def take_steps(self, count: int) -> None:
+        """Raises TemplateLimit, and WorkAbandoned when nobody waits for the text."""
         self._steps -= count
         if self._steps < 0:
             raise TemplateLimit("it does not end: too many loop steps and calls")
         self._until_look -= 1
         if self._until_look < 0:
             self._until_look = _TIME_INTERVAL
+            stop_if_abandoned()
             if time.thread_time() > self._deadline:
                 raise TemplateLimit(f"it takes more than {self._seconds:.1f} seconds")
 

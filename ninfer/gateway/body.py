@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -20,6 +21,7 @@ from ninfer.gateway.limits import MIB, GatewayLimits
 
 T = TypeVar("T")
 _CHARSETS: Final = ("utf-8", "utf8", "us-ascii", "ascii")
+_LARGE_BODIES: Final = ThreadPoolExecutor(2, thread_name_prefix="large-body")
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -34,22 +36,26 @@ async def read_json_body(
 ) -> ParsedBody[T]:
     """Receive the body and hand its top-level object to `parse`.
 
-    `parse` runs in a thread for long or compressed bodies and must be pure. Raises RequestError
+    `parse` runs in a thread for long bodies and must be pure. Very long ones are parsed two at a
+    time: more would only take the interpreter from everything else. Raises RequestError
     with the transport codes, those of `parse_json` and those of `parse`.
     """
     _check_media_type(request)
     encodings = parse_encodings(request.headers.get("Content-Encoding"))
     data = await _receive(request, limits)
+    if encodings:
+        data = await asyncio.to_thread(decode_body, data, encodings, limits.max_body_bytes)
 
     def finish() -> ParsedBody[T]:
-        text = parse_json(decode_body(data, encodings, limits.max_body_bytes))
+        text = parse_json(data)
         if not isinstance(text.value, dict):
             raise invalid_type("body", "an object", text.value)
         return ParsedBody(parse(Fields(text.value)), text.surrogates_replaced)
 
-    if encodings or len(data) > limits.thread_above_bytes:
-        return await asyncio.to_thread(finish)
-    return finish()
+    if len(data) <= limits.thread_above_bytes:
+        return finish()
+    executor = _LARGE_BODIES if len(data) > limits.large_above_bytes else None
+    return await asyncio.get_running_loop().run_in_executor(executor, finish)
 
 
 def _check_media_type(request: web.BaseRequest) -> None:

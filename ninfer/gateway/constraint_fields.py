@@ -5,7 +5,8 @@
     guided_*            vLLM's older names
     json_schema, regex, ebnf, grammar   SGLang, llama.cpp
 
-One of them at most. Schemas are checked where they are compiled.
+One of them at most. Null is none, and so is llama.cpp's empty `grammar`; other empty texts
+are errors. Schemas are checked where they are compiled.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
 from ninfer.contract.chat import Constraint, ConstraintKind
+from ninfer.contract.errors import RequestError
 from ninfer.gateway.fields import (
     Fields,
     as_string,
@@ -81,17 +83,31 @@ def _schema_of(fields: Fields) -> Constraint | None:
 def _schema(fields: Fields, name: str, *, is_strict: bool = False) -> Constraint | None:
     """A schema as an object or a boolean, or as its JSON text."""
     value, path = fields.get(name), fields.path_of(name)
-    if value is None or value is False or value == "":
+    if value is None:
         return None
     if not isinstance(value, dict | bool | str):
         raise invalid_type(path, "a JSON Schema", value)
+    if value == "":
+        raise _empty(path)
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return Constraint("json_schema", text, path, is_strict)
 
 
 def _regex(fields: Fields, name: str) -> Constraint | None:
+    text = _text(fields, name)
+    return None if text is None else Constraint("regex", text, fields.path_of(name))
+
+
+def _text(fields: Fields, name: str) -> str | None:
+    """None when it is absent; an empty one would bind nothing."""
     text = fields.string(name)
-    return Constraint("regex", text, fields.path_of(name)) if text else None
+    if text == "":
+        raise _empty(fields.path_of(name))
+    return text
+
+
+def _empty(path: str) -> RequestError:
+    return invalid_value(path, "must not be empty: leave it out to ask for nothing")
 
 
 def _choice(fields: Fields, name: str) -> Constraint | None:
@@ -106,11 +122,16 @@ def _choice(fields: Fields, name: str) -> Constraint | None:
 
 def _grammar(fields: Fields, name: str) -> Constraint | None:
     """GBNF where its sign of a definition occurs, else Lark."""
-    text = fields.string(name)
-    if not text:
+    text = _text(fields, name)
+    if text is None:
         return None
     kind: ConstraintKind = "gbnf" if _GBNF_SIGN in text else "lark"
     return Constraint(kind, text, fields.path_of(name))
+
+
+def _llama_grammar(fields: Fields, name: str) -> Constraint | None:
+    """llama.cpp's own field: its clients send "", the default there, for none."""
+    return None if fields.get(name) == "" else _grammar(fields, name)
 
 
 def _json_object(fields: Fields, name: str) -> Constraint | None:
@@ -143,5 +164,5 @@ _READERS: Final[Mapping[str, Reader]] = {
     "json_schema": _schema,
     "regex": _regex,
     "ebnf": _grammar,
-    "grammar": _grammar,
+    "grammar": _llama_grammar,
 }

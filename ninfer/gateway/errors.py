@@ -203,8 +203,13 @@ def _headers(error: BaseException, rule: ErrorRule) -> dict[str, str]:
         headers["x-should-retry"] = "true" if rule.should_retry else "false"
     if rule.status in (429, 503):
         estimate_s = error.retry_after_s if isinstance(error, Unavailable) else None
-        headers["Retry-After"] = str(_retry_after(estimate_s))
+        headers |= retry_after_header(estimate_s)
     return headers
+
+
+def retry_after_header(estimate_s: float | None) -> dict[str, str]:
+    """When to ask again, in whole seconds from 1 to MAX_RETRY_AFTER_S. None: not known."""
+    return {"Retry-After": str(_retry_after(estimate_s))}
 
 
 def _retry_after(estimate_s: float | None) -> int:

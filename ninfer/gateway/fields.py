@@ -56,7 +56,8 @@ def as_integer(value: object, path: str, minimum: int, maximum: int) -> int:
             raise invalid_type(path, "an integer", value)
         value = int(value)
     if not minimum <= value <= maximum:
-        raise invalid_value(path, f"must be {_range_text(minimum, maximum)}")
+        lowest = INT64_MIN if value > maximum == INT64_MAX else minimum
+        raise invalid_value(path, f"must be {_range_text(lowest, maximum)}")
     return value
 
 

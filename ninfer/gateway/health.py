@@ -6,13 +6,18 @@ from aiohttp import web
 
 import ninfer
 from ninfer.contract.generation import EngineHealth
+from ninfer.gateway.errors import retry_after_header
 from ninfer.gateway.exchange import Exchange
+from ninfer.gateway.lifecycle import RETRY_AFTER_S
 
 
 async def health(exchange: Exchange) -> web.StreamResponse:
     """200 while requests are welcome, also when the queue is full; 503 otherwise."""
     state = exchange.lifecycle.health
-    return exchange.json({"status": state.value}, 200 if state is EngineHealth.READY else 503)
+    if state is EngineHealth.READY:
+        return exchange.json({"status": state.value})
+    headers = {"x-should-retry": "true", **retry_after_header(RETRY_AFTER_S[state])}
+    return exchange.json({"status": state.value}, 503, headers)
 
 
 async def live(exchange: Exchange) -> web.StreamResponse:

@@ -54,7 +54,8 @@ def _parse_leniently(data: bytes) -> JsonText:
             text, parse_constant=_reject_constant, parse_float=_finite, parse_int=_integer
         )
     except json.JSONDecodeError as error:
-        raise _invalid(f"{error.msg} at line {error.lineno}, column {error.colno}") from None
+        what = error.msg.removesuffix(" at")
+        raise _invalid(f"{what} at line {error.lineno}, column {error.colno}") from None
     except RecursionError:
         raise _too_deep() from None
     _check_depth(value)

@@ -8,13 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from ninfer.contract.chat import Frontend
 from ninfer.contract.errors import Unavailable
 from ninfer.contract.generation import EngineHealth, GenerationEngine
 from ninfer.contract.metrics import MetricFamily
 from ninfer.contract.model import ModelCard
+
+RETRY_AFTER_S: Final[Mapping[EngineHealth, float]] = {
+    EngineHealth.LOADING: 5.0,
+    EngineHealth.DRAINING: 5.0,
+    EngineHealth.UNAVAILABLE: 10.0,
+}
+"""Of every state that takes no requests, when to ask again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +82,19 @@ class Lifecycle:
     def require_model(self) -> ServedModel:
         """The model, for a request that wants to generate. Raises Unavailable."""
         if not self._is_open:
-            raise Unavailable("server_draining", "The server is shutting down.", 5.0)
+            raise Unavailable(
+                "server_draining",
+                "The server is shutting down.",
+                RETRY_AFTER_S[EngineHealth.DRAINING],
+            )
         if self._model is None:
-            raise Unavailable("model_loading", "The model is still loading.", 5.0)
+            raise Unavailable(
+                "model_loading", "The model is still loading.", RETRY_AFTER_S[EngineHealth.LOADING]
+            )
         if self.health is EngineHealth.UNAVAILABLE:
-            raise Unavailable("engine_unavailable", "The engine has stopped.", 10.0)
+            raise Unavailable(
+                "engine_unavailable",
+                "The engine has stopped.",
+                RETRY_AFTER_S[EngineHealth.UNAVAILABLE],
+            )
         return self._model

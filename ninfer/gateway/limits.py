@@ -23,7 +23,8 @@ class GatewayLimits:
     write_timeout_s      a reader that takes nothing for so long is cut off
     stream_buffer_bytes  a reader that is further behind when the next event comes is cut off
     user_timeout_s       TCP gives up on a peer that acknowledges nothing for so long
-    thread_above_bytes   larger bodies are decoded and parsed in a thread
+    thread_above_bytes   larger bodies are parsed in a thread
+    large_above_bytes    larger bodies are parsed two at a time
     failure_linger_s     a dead engine is still reported on /health for so long before the exit
     """
 
@@ -39,6 +40,7 @@ class GatewayLimits:
     stream_buffer_bytes: int = 256 * 1024
     user_timeout_s: float = 15.0
     thread_above_bytes: int = 256 * 1024
+    large_above_bytes: int = 2 * MIB
     failure_linger_s: float = 2.0
 
 

@@ -44,6 +44,7 @@ _SAME: Final[Mapping[str, Sequence[tuple[str, str]]]] = {
     "sglang:": (
         ("num_running_reqs", "requests_running"),
         ("num_queue_reqs", "requests_waiting"),
+        ("gen_throughput", "generation_tokens_per_second"),
         ("prompt_tokens", "prompt_tokens"),
         ("generation_tokens", "generation_tokens"),
         ("time_to_first_token_seconds", "request_first_token_seconds"),

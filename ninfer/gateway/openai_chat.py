@@ -26,6 +26,7 @@ async def chat_completions(exchange: Exchange) -> web.StreamResponse:
     session, takes_media = exchange.session_id, model.card.has_vision
 
     def parse(fields: Fields) -> ChatRequest:
+        frontend.check_num_messages(len(fields.sequence("messages") or ()))
         vocab_size = frontend.vocab_size
         return parse_chat_request(fields, vocab_size, session, takes_media=takes_media)
 

@@ -67,6 +67,13 @@ def test_names_and_numbers_python_refuses_are_named(tmp_path: Path) -> None:
         read_json("--ids", str(path))
 
 
+def test_json_that_is_wrong_is_told_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "tools.json"
+    path.write_text('"a\tb"')
+    with pytest.raises(OptionError, match="Invalid control character at line 1, column 3"):
+        read_json("--tools", str(path))
+
+
 def test_a_loop_of_links_is_a_typed_error(tmp_path: Path) -> None:
     loop = tmp_path / "loop"
     loop.symlink_to(loop)

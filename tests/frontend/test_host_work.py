@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
+from ninfer.frontend import template_bounds
+from ninfer.frontend.abandonment import WorkAbandoned, stop_if_abandoned
 from ninfer.frontend.host_work import (
     MAX_INLINE_CHARACTERS,
     MAX_LARGE_AT_ONCE,
     MAX_SHARED_CHARACTERS,
     HostWork,
 )
+from tests.helpers.demo_frontend import chat, demo_frontend, turn
 
 LARGE = MAX_SHARED_CHARACTERS + 1
 
@@ -82,3 +87,55 @@ async def test_errors_come_back(size: int) -> None:
 
     with pytest.raises(ValueError, match="no"):
         await HostWork().run(fail, size)
+
+
+async def test_cancelled_work_that_looks_up_ends_and_frees_its_place() -> None:
+    host = HostWork()
+    num_stopped = 0
+    has_begun = threading.Event()
+
+    def work() -> None:
+        nonlocal num_stopped
+        has_begun.set()
+        try:
+            while True:
+                stop_if_abandoned()
+                time.sleep(0.001)
+        except WorkAbandoned:
+            num_stopped += 1
+            raise
+
+    def has_stopped(count: int) -> bool:
+        return num_stopped == count
+
+    for count, size in enumerate((MAX_SHARED_CHARACTERS, LARGE), 1):
+        has_begun.clear()
+        task = asyncio.create_task(host.run(work, size))
+        await until(has_begun.is_set)
+        task.cancel()
+        await until(partial(has_stopped, count))
+
+
+async def test_rendering_ends_when_nobody_waits_for_it() -> None:
+    frontend = demo_frontend()
+    looks = 0
+    has_begun = threading.Event()
+
+    def look_up() -> None:
+        nonlocal looks
+        looks += 1
+        has_begun.set()
+        stop_if_abandoned()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(template_bounds, "stop_if_abandoned", look_up)
+        messages = tuple(turn("user", "a") for _ in range(100_000))
+        task = asyncio.create_task(frontend.prepare_chat(chat(*messages)))
+        await until(has_begun.is_set)
+        task.cancel()
+        await asyncio.wait((task,))
+        await asyncio.sleep(0.05)
+        seen = looks
+        await asyncio.sleep(0.2)
+        assert looks == seen, "rendering went on"
+    assert (await frontend.prepare_chat(chat(turn("user", "a")))).num_tokens > 1

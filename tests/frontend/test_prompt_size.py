@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ninfer.contract.errors import RequestError
 from ninfer.frontend.control_text import GuardedText
-from ninfer.frontend.prompt_size import CUT_TOKENS, encode_within
+from ninfer.frontend.prompt_size import CUT_TOKENS, check_num_messages, encode_within
 from ninfer.frontend.tokenizer import TextTokenizer
 from tests.helpers.demo_frontend import DEMO_VOCAB_SIZE, demo_tokenizer
 from tests.helpers.model_paths import DEMO_MODEL
@@ -167,3 +167,11 @@ def test_long_text_that_fits_is_tokenised_as_ever(max_tokens: int | None) -> Non
     assert exactly == ids
     with pytest.raises(RequestError, match=f"{len(ids)} tokens > {len(ids) - 1} maximum"):
         encode_within(GuardedText(text), TOKENIZER, len(ids) - 1, "text")
+
+
+def test_more_messages_than_tokens_cannot_fit() -> None:
+    check_num_messages(10, 10, "messages")
+    check_num_messages(10, None, "messages")
+    with pytest.raises(RequestError, match="at least 11 prompt tokens") as caught:
+        check_num_messages(11, 10, "input")
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "input")

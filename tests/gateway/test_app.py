@@ -143,6 +143,7 @@ async def test_loading_server_answers_all_but_generation() -> None:
         for path in ("/health", "/ready"):
             answer = await rig.get(path)
             assert (answer.status, answer.json()) == (503, {"status": "loading"})
+            assert answer.headers["retry-after"] == "5"
         assert (await rig.get("/live")).status == 200
         assert (await rig.get("/v1/models")).json()["data"][0]["id"] == CARD.name
         for answer in (await rig.chat(), await rig.generate(text="a")):
@@ -156,7 +157,8 @@ async def test_loading_server_answers_all_but_generation() -> None:
 
 async def test_draining_first_tells_and_then_refuses(rig: Rig) -> None:
     rig.gateway.lifecycle.begin_drain()
-    assert (await rig.get("/health")).json() == {"status": "draining"}
+    health = await rig.get("/health")
+    assert (health.json(), health.headers["retry-after"]) == ({"status": "draining"}, "5")
     assert (await rig.get("/live")).status == 200
     assert (await rig.chat()).status == 200
     rig.gateway.lifecycle.close_admission()
@@ -169,6 +171,7 @@ async def test_dead_engine_is_reported(rig: Rig) -> None:
     rig.engine.health = EngineHealth.UNAVAILABLE
     answer = await rig.get("/health")
     assert (answer.status, answer.json()) == (503, {"status": "unavailable"})
+    assert (answer.headers["retry-after"], answer.headers["x-should-retry"]) == ("10", "true")
     answer = await rig.chat()
     assert (answer.status, answer.error["code"]) == (503, "engine_unavailable")
 

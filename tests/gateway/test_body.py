@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import threading
 import time
 from collections.abc import AsyncIterator
 
 import orjson
 import pytest
 
+from ninfer.gateway import body
+from ninfer.gateway.json_text import JsonText, parse_json
 from ninfer.gateway.limits import GatewayLimits
 from tests.helpers.compression import zstd_compress
-from tests.helpers.gateway_rig import MESSAGES, Rig, chat_head, running_gateway
+from tests.helpers.gateway_rig import MESSAGES, Rig, chat_head, running_gateway, until
 
 CHAT = "/v1/chat/completions"
 BODY = orjson.dumps({"messages": MESSAGES})
@@ -197,3 +200,31 @@ async def test_prompts_never_stand_in_error_messages(rig: Rig) -> None:
         answer = await rig.post(CHAT, fields)
         assert answer.status == 400
         assert secret.encode() not in answer.body
+
+
+async def test_very_long_bodies_are_parsed_two_at_a_time() -> None:
+    lock, is_open = threading.Lock(), threading.Event()
+    running = most_running = 0
+
+    def slow_parse(data: bytes) -> JsonText:
+        nonlocal running, most_running
+        with lock:
+            running += 1
+            most_running = max(most_running, running)
+        assert is_open.wait(10)
+        with lock:
+            running -= 1
+        return parse_json(data)
+
+    limits = GatewayLimits(thread_above_bytes=len(BODY), large_above_bytes=len(BODY) + 10)
+    async with running_gateway(limits=limits) as rig:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(body, "parse_json", slow_parse)
+            large = [asyncio.create_task(rig.post_bytes(CHAT, BODY + b" " * 20)) for _ in range(5)]
+            packed = zstd_compress(BODY + b" " * 20)
+            large.append(asyncio.create_task(rig.post_bytes(CHAT, packed, Content_Encoding="zstd")))
+            await until(lambda: running == 2)
+            await asyncio.sleep(0.1)
+            is_open.set()
+            assert [answer.status for answer in await asyncio.gather(*large)] == [200] * 6
+    assert most_running == 2

@@ -113,7 +113,7 @@ def test_every_counter_of_engine_and_cache_is_reported() -> None:
     context.note_use(MISS)
     context.transfers[TransferKind.RESTORE] = 9
     families = [
-        *engine_families(FakeEngine().status(), metrics),
+        *engine_families(FakeEngine().status(), metrics, 0.0),
         *context_families(context, holdings()),
     ]
     found = samples_of(prometheus_text(families, CARD.name).decode())
@@ -141,12 +141,14 @@ def test_no_counter_is_forgotten(name: str) -> None:
         value = getattr(owner, name)
         if change and name == "histograms":
             value.total.observe(1)
+        elif change and name == "completion_rate":
+            value.note(1, 0.5)
         elif change and isinstance(value, dict):
             value.update(dict.fromkeys(_keys_of(name), 5))
         elif change:
             setattr(owner, name, 5)
         families = [
-            *engine_families(FakeEngine().status(), metrics),
+            *engine_families(FakeEngine().status(), metrics, 1.0),
             *context_families(context, holdings()),
         ]
         return prometheus_text(families, "m").decode()

@@ -53,7 +53,13 @@ def schema(param: str, *, is_strict: bool = False) -> Constraint:
         ({"guided_json": SCHEMA}, schema("guided_json")),
         ({"guided_json": TEXT}, schema("guided_json")),
         ({"json_schema": TEXT}, schema("json_schema")),
-        ({"guided_json": "", "guided_regex": "", "grammar": "", "json_schema": False}, None),
+        ({"guided_json": None, "guided_regex": None, "grammar": None, "json_schema": None}, None),
+        ({"grammar": ""}, None),
+        ({"json_schema": False}, Constraint("json_schema", "false", "json_schema", False)),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": False}}},
+            Constraint("json_schema", "false", "response_format.json_schema.schema", False),
+        ),
         ({"guided_regex": "a+"}, Constraint("regex", "a+", "guided_regex")),
         ({"regex": "a+"}, Constraint("regex", "a+", "regex")),
         ({"guided_choice": ["a", "é"]}, Constraint("choice", '["a", "é"]', "guided_choice")),
@@ -120,3 +126,16 @@ def test_refusals(fields: dict[str, Any], code: str, param: str) -> None:
     with pytest.raises(RequestError) as caught:
         parse_constraint(Fields(fields))
     assert (caught.value.code, caught.value.param) == (code, param)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["guided_json", "guided_regex", "guided_grammar", "json_schema", "regex", "ebnf"],
+)
+def test_an_empty_text_is_no_constraint_and_refused(name: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_constraint(Fields({name: ""}))
+    assert (caught.value.code, caught.value.param) == ("invalid_value", name)
+    for inner in ("json", "regex", "grammar"):
+        with pytest.raises(RequestError):
+            parse_constraint(Fields({"structured_outputs": {inner: ""}}))

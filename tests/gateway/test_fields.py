@@ -51,6 +51,16 @@ def test_what_is_no_integer(value: object, code: str) -> None:
     assert caught.value.param == "a[1].x"
 
 
+@pytest.mark.parametrize(
+    ("value", "rule"),
+    [(-2, "at least -1"), (2**63, "a 64-bit integer"), (1e30, "a 64-bit integer")],
+)
+def test_a_refused_integer_does_not_break_the_rule_that_it_is_told(value: float, rule: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        Fields({"x": value}).integer("x", -1)
+    assert caught.value.message == f"'x' must be {rule}."
+
+
 @pytest.mark.parametrize("value", [False, "0.5", {}, []])
 def test_what_is_no_number(value: object) -> None:
     with pytest.raises(RequestError) as caught:

@@ -73,6 +73,7 @@ def test_refused(data: bytes) -> None:
         parse_json(data)
     assert caught.value.code == "invalid_json"
     assert len(caught.value.message) < 120
+    assert "at at" not in caught.value.message
 
 
 def test_depth_limit_is_exact() -> None:

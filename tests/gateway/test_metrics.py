@@ -44,7 +44,7 @@ VLLM = {
 SGLANG = {
     "num_running_reqs", "num_queue_reqs", "token_usage", "num_used_tokens", "cache_hit_rate",
     "prompt_tokens", "generation_tokens", "time_to_first_token_seconds",
-    "time_per_output_token_seconds", "e2e_request_latency_seconds",
+    "time_per_output_token_seconds", "e2e_request_latency_seconds", "gen_throughput",
 }  # fmt: skip
 
 
@@ -58,7 +58,7 @@ async def page(rig: Rig) -> dict[str, Any]:
 
 def attach_figures(rig: Rig, metrics: EngineMetrics) -> None:
     def families() -> list[MetricFamily]:
-        return engine_families(rig.engine.status(), metrics)
+        return engine_families(rig.engine.status(), metrics, 10.0)
 
     rig.gateway.attach(ServedModel(rig.engine, rig.frontend, CARD, families))
 
@@ -66,6 +66,7 @@ def attach_figures(rig: Rig, metrics: EngineMetrics) -> None:
 def busy_metrics() -> EngineMetrics:
     metrics = EngineMetrics(prompt_tokens_total=30, cached_tokens_total=10, num_pauses=3)
     metrics.requests_total[Outcome.CANCELLED] = 2
+    metrics.note_output(25, 4.5)
     metrics.histograms.note_ended(Timings(1.0, 2.0, 3.0, 6.0), Usage(40, 5), 100)
     return metrics
 
@@ -109,6 +110,8 @@ async def test_a_flag_chooses_the_names(kind: str, prefixes: set[str]) -> None:
             assert {f"sglang:{name}" for name in SGLANG} <= set(found)
             (rate,) = found["sglang:cache_hit_rate"].samples
             assert rate.value == 0.25
+            (throughput,) = found["sglang:gen_throughput"].samples
+            assert throughput.value == 2.5
 
 
 def test_an_alias_without_a_source_is_left_out() -> None:
@@ -191,7 +194,7 @@ def test_no_histogram_is_forgotten(name: str) -> None:
         metrics = EngineMetrics()
         if observe:
             getattr(metrics.histograms, name).observe(3.0)
-        return prometheus_text(engine_families(FakeEngine().status(), metrics), "m").decode()
+        return prometheus_text(engine_families(FakeEngine().status(), metrics, 10.0), "m").decode()
 
     assert shown(True) != shown(False)
 

@@ -279,6 +279,14 @@ async def test_template_refusal_is_a_400_before_any_event(rig: Rig, stream: bool
     assert rig.engine.handles == []
 
 
+async def test_more_messages_than_tokens_fit_are_refused_before_they_are_read(rig: Rig) -> None:
+    answer = await rig.chat(messages=[{"role": "nobody"}] * 65)
+    assert (answer.status, answer.error["param"]) == (400, "messages")
+    assert answer.error["code"] == "context_length_exceeded"
+    assert "at least 65 prompt tokens" in answer.error["message"]
+    assert (await rig.chat(messages=[{"role": "nobody"}] * 64)).error["code"] == "invalid_value"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_context_overflow_is_recognised_by_every_client(rig: Rig, stream: bool) -> None:
     messages = [{"role": "user", "content": "x" * 100}]

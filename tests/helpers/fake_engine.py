@@ -117,6 +117,10 @@ class FakeFrontend:
     async def render_chat(self, chat: ChatPrompt) -> str:
         return "|".join(message.text for message in chat.messages)
 
+    def check_num_messages(self, num_messages: int, param: str = "messages") -> None:
+        if self.max_context is not None and num_messages > self.max_context:
+            raise context_length_error(num_messages, self.max_context, param, is_lower_bound=True)
+
     def for_context(self, max_context: int | None) -> FakeFrontend:
         frontend = copy.copy(self)
         frontend.max_context = max_context

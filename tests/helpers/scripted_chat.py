@@ -176,6 +176,9 @@ class ScriptedFrontend:
     async def render_chat(self, chat: ChatPrompt) -> str:
         raise NotImplementedError
 
+    def check_num_messages(self, num_messages: int, param: str = "messages") -> None:
+        raise NotImplementedError
+
     def for_context(self, max_context: int | None) -> ScriptedFrontend:
         raise NotImplementedError
 

@@ -31,6 +31,9 @@ _WHITE_SPACE: Final = r"( |\n{1,2} {0,32})"
 MAX_COLONS: Final = 4_000
 _TOO_LARGE: Final = re.compile(r"too (?:big|large|complex|many)|limit|fuel|exceed", re.IGNORECASE)
 
+_LONGEST_MESSAGE: Final = 200
+_REGEX_ERROR: Final = re.compile(rf"^error: (.{{1,{_LONGEST_MESSAGE}}})", re.MULTILINE)
+
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
@@ -41,14 +44,19 @@ class Grammar:
 
     def error(self, param: str, message: str) -> RequestError:
         """What the library says against it."""
-        first_line = message.strip().split("\n", 1)[0][:200]
-        if _TOO_LARGE.search(first_line):
-            return RequestError(
-                "schema_too_complex", f"'{param}' is too complex: {first_line}.", param
-            )
+        cause = _cause(message)
+        if _TOO_LARGE.search(cause):
+            return RequestError("schema_too_complex", f"'{param}' is too complex: {cause}.", param)
         if self.is_schema:
-            return invalid(param, f"cannot be enforced: {first_line}")
-        return invalid_grammar(param, f"is not understood: {first_line}")
+            return invalid(param, f"cannot be enforced: {cause}")
+        return invalid_grammar(param, f"is not understood: {cause}")
+
+
+def _cause(message: str) -> str:
+    """The first line; of a regular expression also what is wrong with it, some lines below."""
+    first_line = message.strip().split("\n", 1)[0][:_LONGEST_MESSAGE]
+    found = _REGEX_ERROR.search(message)
+    return f"{first_line} {found[1]}" if found and first_line.endswith(":") else first_line
 
 
 def invalid_grammar(param: str, rule: str) -> RequestError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from ninfer.contract.chat import Frontend
 from ninfer.contract.prompt import PreparedPrompt
 from ninfer.gateway.answers import collect_answer, stream_answer
 from ninfer.gateway.anthropic.answer import MessageBuilder, MessageHead, MessageWriter
@@ -24,7 +25,7 @@ async def create_message(exchange: Exchange) -> web.StreamResponse:
     model = exchange.lifecycle.require_model()
     request = await _read(exchange, model)
     name = exchange.check_model(request.model)
-    prompt = await _prepare(exchange, model, request)
+    prompt = await _prepare(exchange, model.frontend, request)
     message_id = new_id("msg_")
     requests = build_requests(model, message_id, prompt, request.params, 1)
     head = MessageHead(message_id, name, exchange.request_id, request.hides_thinking)
@@ -35,12 +36,13 @@ async def create_message(exchange: Exchange) -> web.StreamResponse:
 
 
 async def count_tokens(exchange: Exchange) -> web.StreamResponse:
-    """How long the prompt of the same request would be. The engine is not asked, so the answer
-    comes at once however many requests wait. Raises as `create_message` does."""
+    """How long the prompt of the same request would be, also where it exceeds the context: clients
+    decide by it what to leave out. The engine is not asked, so the answer comes at once however
+    many requests wait. Raises as `create_message` does."""
     model = exchange.lifecycle.require_model()
     request = await _read(exchange, model, is_count=True)
     exchange.check_model(request.model)
-    prompt = await _prepare(exchange, model, request)
+    prompt = await _prepare(exchange, model.frontend.for_context(None), request)
     return exchange.json({"input_tokens": prompt.num_tokens})
 
 
@@ -56,7 +58,7 @@ async def _read(
 
 
 async def _prepare(
-    exchange: Exchange, model: ServedModel, request: MessagesRequest
+    exchange: Exchange, frontend: Frontend, request: MessagesRequest
 ) -> PreparedPrompt:
     chat = await exchange.acquire_media(request.chat, request.media)
-    return await model.frontend.prepare_chat(chat)
+    return await frontend.prepare_chat(chat)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from aiohttp import web
 
+from ninfer.contract.chat import Frontend
 from ninfer.contract.errors import RequestError
 from ninfer.contract.generation import GenerationRequest
 from ninfer.gateway.answers import collect_answer, stream_answer
@@ -40,7 +41,7 @@ class ResponsesApi:
     async def create(self, exchange: Exchange) -> web.StreamResponse:
         """Raises RequestError, Unavailable and what the engine reports before a stream begins."""
         model = exchange.lifecycle.require_model()
-        request = await _read(exchange, model)
+        request = await _read(exchange, model, model.frontend)
         name = exchange.check_model(request.model)
         prepared = await prepare(exchange, model.frontend, self._store, request)
         requests = build_requests(model, prepared.response_id, prepared.prompt, prepared.params, 1)
@@ -53,12 +54,14 @@ class ResponsesApi:
             return await collect_answer(exchange, ResponseBuilder(answer), choices)
 
     async def count_tokens(self, exchange: Exchange) -> web.StreamResponse:
-        """Tokens of the prompt that the same request to create a response would have."""
+        """Tokens of the prompt that the same request to create a response would have, also where
+        they exceed the context: clients decide by it what to leave out."""
         model = exchange.lifecycle.require_model()
-        request = await _read(exchange, model)
+        frontend = model.frontend.for_context(None)
+        request = await _read(exchange, model, frontend)
         exchange.check_model(request.model)
         counted = replace(request, store=False)
-        prepared = await prepare(exchange, model.frontend, self._store, counted)
+        prepared = await prepare(exchange, frontend, self._store, counted)
         num_tokens = prepared.prompt.num_tokens
         return exchange.json({"object": "response.input_tokens", "input_tokens": num_tokens})
 
@@ -90,11 +93,14 @@ class ResponsesApi:
         )
 
 
-async def _read(exchange: Exchange, model: ServedModel) -> ResponsesRequest:
-    session, vocab_size = exchange.session_id, model.frontend.vocab_size
+async def _read(exchange: Exchange, model: ServedModel, frontend: Frontend) -> ResponsesRequest:
+    session, vocab_size = exchange.session_id, frontend.vocab_size
     takes_media = model.card.has_vision
 
     def parse(fields: Fields) -> ResponsesRequest:
+        items = fields.get("input")
+        if isinstance(items, list):
+            frontend.check_num_messages(len(items), "input")
         return parse_responses_request(fields, vocab_size, session, takes_media=takes_media)
 
     return await exchange.read(parse)

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from ninfer.contract.chat import ConstraintKind
+from ninfer.contract.errors import RequestError
 from tests.helpers.grammar_rig import PARAM, accepts, matcher, refusal
 
 ARITHMETIC = r"""
@@ -91,3 +92,16 @@ def test_size_is_bounded(kind: ConstraintKind) -> None:
 )
 def test_amounts_are_bounded(kind: ConstraintKind, text: str) -> None:
     assert refusal(kind, text) == ("schema_too_complex", PARAM)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("regex", "(?=a)b"),
+        ("lark", "start: /(?=a)b/"),
+        ("json_schema", '{"type": "string", "pattern": "(?=a)b"}'),
+    ],
+)
+def test_what_is_wrong_with_a_regular_expression_is_said(kind: ConstraintKind, text: str) -> None:
+    with pytest.raises(RequestError, match="look-around"):
+        matcher(kind, text)

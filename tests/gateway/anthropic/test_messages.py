@@ -159,8 +159,13 @@ async def test_what_would_be_summed_up_can_be_counted(rig: Rig) -> None:
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
 async def test_both_check_the_same(rig: Rig, path: str) -> None:
     assert "'messages' is required" in error_of(await rig.post(path, {}))["message"]
+
+
+async def test_a_prompt_beyond_the_context_is_counted_but_not_answered(rig: Rig) -> None:
     long = [{"role": "user", "content": "x" * 100}]
-    message = error_of(await ask(rig, path, messages=long))["message"]
+    counted = await ask(rig, "/v1/messages/count_tokens", messages=long)
+    assert (counted.status, counted.json()) == (200, {"input_tokens": 101})
+    message = error_of(await ask(rig, messages=long))["message"]
     assert message.startswith("prompt is too long: 101 tokens > 64 maximum")
     assert message.endswith("[context_length_exceeded]")
 

@@ -187,9 +187,23 @@ async def test_input_tokens_are_those_of_the_prompt(rig: Rig) -> None:
     assert (bad.status, bad.error["param"]) == (400, "input")
 
 
+async def test_more_items_than_tokens_fit_are_refused_but_counted(rig: Rig) -> None:
+    items = [{"role": "user", "content": "a"}] * 65
+    answer = await rig.post("/v1/responses", {"input": [*items, {"role": "nobody"}]})
+    assert (answer.status, answer.error["param"]) == (400, "input")
+    assert answer.error["code"] == "context_length_exceeded"
+    counted = await rig.post("/v1/responses/input_tokens", {"input": items})
+    assert counted.json()["input_tokens"] > 65
+
+
 async def test_input_tokens_never_wait_for_the_engine(rig: Rig) -> None:
     rig.engine.refusal = Unavailable("server_overloaded", "full", 2.0)
     assert (await rig.post("/v1/responses/input_tokens", {"input": "a"})).status == 200
+
+
+async def test_input_tokens_beyond_the_context_are_counted(rig: Rig) -> None:
+    counted = await rig.post("/v1/responses/input_tokens", {"input": "x" * 100})
+    assert (counted.status, counted.json()["input_tokens"]) == (200, 101)
 
 
 @pytest.mark.parametrize("stream", [False, True])
