@@ -119,7 +119,22 @@ class Invocation:
             raise InvariantError(f"{self.command.name} has no {cls.__name__}")
         names = {item.name for item in dataclasses.fields(cls)}  # type: ignore[arg-type]
         defaults = {k: v for k, v in self.command.defaults.items() if k in names}
-        return read_options(cls, self.arguments, self.environ, defaults)
+        options = read_options(cls, self.arguments, self.environ, defaults)
+        if isinstance(options, EngineOptions):
+            self._check_cache_folder(options)
+        return options
+
+    def _check_cache_folder(self, options: EngineOptions) -> None:
+        """A folder in the environment, meant for a server, stands in the way of no command whose
+        host memory is off by a flag or by the command's own default."""
+        if options.cache_dir is None or options.host_cache_bytes != 0:
+            return
+        source = flag_of("cache_dir")
+        if self.arguments.cache_dir is None:
+            if self.arguments.host_cache_bytes or not variable_of("host_cache_bytes", self.environ):
+                return
+            source = environment_name_of("cache_dir")
+        raise OptionError(source, f"needs {flag_of('host_cache_bytes')} above 0")
 
     @property
     def model_path(self) -> Path | None:

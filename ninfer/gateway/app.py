@@ -105,38 +105,40 @@ class Gateway:
         connection = request.protocol
         if isinstance(connection, Connection):
             connection.begin_request(request.version)
+        exchange = self._exchange(request)
         self.counters.exchanges_active += 1
         self.counters.exchanges_total += 1
-        start_s, status = time.monotonic(), None
+        start_s = time.monotonic()
         try:
-            response = await self._answer(request)
-            status = response.status
-            return response
+            return await self._answer(exchange)
         except (asyncio.CancelledError, ConnectionError):
-            self.counters.aborts += 1
+            self.counters.aborts += exchange.answered is None
             raise
         finally:
             self.counters.exchanges_active -= 1
             route = self._router.route_of(normalise_path(request.path))
             handler = PUBLISHED_PATHS.get(route, route)
             seconds = time.monotonic() - start_s
+            status = None if exchange.answered is None else exchange.answered.status
             self.counters.http.note_answered(handler, request.method, status, seconds)
             if isinstance(connection, Connection):
                 connection.end_request(has_body_rest=not request.content.is_eof())
 
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        path = normalise_path(request.path)
-        exchange = Exchange(
-            request, path, self.lifecycle, self.options, self.limits, self.counters, self._log,
+    def _exchange(self, request: web.BaseRequest) -> Exchange:
+        return Exchange(
+            request, normalise_path(request.path), self.lifecycle, self.options, self.limits,
+            self.counters, self._log,
             running=self.running, headers=self._cors.headers(request), media=self._media,
         )  # fmt: skip
+
+    async def _answer(self, exchange: Exchange) -> web.StreamResponse:
         try:
             response = await self._respond(exchange)
             await exchange.deliver(response)
         finally:
             exchange.end()
         if exchange.is_abandoned:
-            request.protocol.force_close()
+            exchange.request.protocol.force_close()
         return response
 
     async def _respond(self, exchange: Exchange) -> web.StreamResponse:

@@ -136,10 +136,12 @@ class Choices:
     ) -> None:
         for pump in self._pumps:
             pump.cancel()
-        await self._stack.aclose()
-        if self._pumps:
-            await asyncio.wait(self._pumps)
-        self._reports.close(exc)
+        try:
+            await self._stack.aclose()
+            if self._pumps:
+                await asyncio.wait(self._pumps)
+        finally:
+            self._reports.close(exc)
 
     def __aiter__(self) -> Self:
         return self

@@ -15,6 +15,7 @@ import logging
 import re
 import socket
 from collections.abc import Callable
+from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any, Final, TypeAlias
 
@@ -279,6 +280,7 @@ def _raw_answer(error: BaseException, family: ErrorFamily = ErrorFamily.OPENAI) 
     headers = {
         "Content-Type": "application/json",
         "Content-Length": str(len(body)),
+        "Date": formatdate(usegmt=True),
         "Connection": "close",
         **answer_headers(request_id),
         **answer.headers,

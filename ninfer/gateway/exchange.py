@@ -82,6 +82,9 @@ class Exchange:
         self._media = media
         self._task: asyncio.Task[Any] | None = None
         self._is_aborted = False
+        self._failure: NInferError | None = None
+        self.answered: web.StreamResponse | None = None
+        """The answer, once all of it was sent: who leaves then has missed nothing."""
         self.request_id = exchange_id(request.headers.get("X-Request-Id"))
         trace = parse_trace(request.headers.get("traceparent"))
         self._log = ExchangeLog(log, self.request_id, path, trace, logs_bodies=options.log_prompts)
@@ -117,7 +120,7 @@ class Exchange:
 
     def note_end(self, end: RequestEnd) -> None:
         """Note in the request log how one of the engine's requests ended."""
-        self._log.note_end(end)
+        self._log.note_end(end.because_of(self._failure, is_told=self._is_aborted))
 
     def note_begin(self, request_ids: Sequence[str]) -> None:
         """The engine is given requests of these names; an abort may use them, and the name of the
@@ -136,6 +139,9 @@ class Exchange:
         if self._task is None or self._is_aborted:
             return False
         self._is_aborted = True
+        self._failure = RequestError(
+            "request_aborted", "The request was ended by the server's operator."
+        )
         self._task.cancel()
         return True
 
@@ -146,13 +152,13 @@ class Exchange:
         self._running.remove(self)
         return self._running.abort_all() if name is None else self._running.abort(name)
 
-    def take_abort(self) -> RequestError | None:
+    def take_abort(self) -> NInferError | None:
         """The error of an abort that has just cancelled the task: it goes on to answer."""
         if not self._is_aborted or self._task is None:
             return None
         self._task.uncancel()
         self._task = None
-        return RequestError("request_aborted", "The request was ended by the server's operator.")
+        return self._failure
 
     def end(self) -> None:
         """Nothing can be aborted any more."""
@@ -233,9 +239,11 @@ class Exchange:
                 await stream.send((style.failure(abort),))
             except Exception as error:  # noqa: BLE001  the top of a streamed answer
                 self._report(error)
+                self._failure = self._failure or (error if isinstance(error, NInferError) else None)
                 await stream.send((style.failure(error),))
             self._task = None
             await stream.finish()
+            self.answered = stream.response
 
     async def deliver(self, response: web.StreamResponse) -> None:
         """Send a whole answer; a client that does not take it in time is cut off."""
@@ -244,6 +252,7 @@ class Exchange:
             async with asyncio.timeout(self.limits.write_timeout_s):
                 await response.prepare(self.request)
                 await response.write_eof()
+                self.answered = response
         except TimeoutError:
             transport = self.request.transport
             if transport is not None:

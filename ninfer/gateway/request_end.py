@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from ninfer.contract.errors import NInferError
 from ninfer.contract.generation import (
@@ -17,6 +17,9 @@ from ninfer.contract.generation import (
     Usage,
 )
 from ninfer.gateway.answer_parts import cache_object
+
+FAILED: Final = "failed"
+ABORTED: Final = "aborted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,14 @@ class RequestEnd:
     finish: str
     error: str | None = None
     timings: Timings | None = None
+
+    def because_of(self, failure: NInferError | None, *, is_told: bool) -> RequestEnd:
+        """The same; where nobody read it to its end, with the reason. `is_told`: its client was
+        given the reason, so that it did not leave."""
+        if failure is None or self.finish != ABORTED:
+            return self
+        finish = FAILED if is_told else ABORTED
+        return replace(self, finish=finish, error=self.error or failure.code)
 
     def as_json(self) -> dict[str, Any]:
         usage, timings = self.usage, self.timings
@@ -92,13 +103,13 @@ class EndReports:
         if isinstance(event, Finished):
             self._tell(index, event.finish.reason.value, timings=event.timings)
         elif isinstance(event, Failed):
-            self._tell(index, "failed", error=event.error.code)
+            self._tell(index, FAILED, error=event.error.code)
 
     def close(self, error: BaseException | None) -> None:
         """Nobody reads on; `error` is why."""
         code = error.code if isinstance(error, NInferError) else None
         for index in list(self._open):
-            self._tell(index, "aborted", error=code)
+            self._tell(index, ABORTED, error=code)
 
     def _tell(
         self, index: int, finish: str, *, error: str | None = None, timings: Timings | None = None

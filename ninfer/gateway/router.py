@@ -125,4 +125,7 @@ def _not_found(path: str) -> RequestError:
     if path.startswith(_PREFIX + "/"):
         hint = "Unknown path: the base URL has one /v1 too many."
         return RequestError("not_found", hint)
+    if "//" in path:
+        hint = "Unknown path: it has two slashes in a row; the base URL may end in one too many."
+        return RequestError("not_found", hint)
     return RequestError("not_found", "Unknown path.")

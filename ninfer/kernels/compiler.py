@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from ninfer.contract.errors import DeviceError, InvariantError
+from ninfer.kernels.packages import missing_package
 from ninfer.kernels.sources import OPTIONS, KernelSource
 
 _ENTRY: Final = re.compile(r"Compiling entry function '([^']+)'")
@@ -114,8 +115,10 @@ def parse_usage(log: str) -> tuple[EntryUsage, ...]:
 
 def _encoded_options() -> list[bytes]:
     options = [option.encode() for option in OPTIONS]
-    from cuda import pathfinder
-
+    try:
+        from cuda import pathfinder
+    except ImportError as error:
+        raise missing_package("the CUDA headers'", error) from error
     toolkit = pathfinder.find_nvidia_header_directory("cudart")
     return options if toolkit is None else [*options, f"-I{toolkit}".encode()]
 
@@ -124,7 +127,7 @@ def _nvrtc() -> ModuleType:
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:
-        raise DeviceError(f"the CUDA compiler's Python package is missing ({error})") from error
+        raise missing_package("the CUDA compiler's", error) from error
     module: ModuleType = nvrtc
     return module
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from ninfer.contract.errors import DeviceError, InvariantError
 from ninfer.kernels.compiler import CompiledKernel, compile_source, compiler_version
 from ninfer.kernels.cubin_store import CubinStore, default_cache_dir
+from ninfer.kernels.packages import missing_package
 from ninfer.kernels.sources import KERNELS_DIR, read_source
 
 _ARCHITECTURE_SPECIFIC = {(9, 0): "sm_90a", (10, 0): "sm_100a", (12, 0): "sm_120a"}
@@ -179,7 +180,7 @@ def _driver() -> ModuleType:
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        raise DeviceError(f"the CUDA driver's Python package is missing ({error})") from error
+        raise missing_package("the CUDA driver's", error) from error
     module: ModuleType = driver
     try:
         _checked(module, module.cuInit(0))

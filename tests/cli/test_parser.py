@@ -229,6 +229,42 @@ def test_what_is_off_unset_or_of_another_command_excludes_nothing(
     assert parse_invocation(argv, environ).environ == environ
 
 
+@pytest.mark.parametrize(
+    ("argv", "environ", "message"),
+    [
+        ("serve --cache-dir d --host-cache-bytes 0", {}, "--cache-dir: needs --host-cache-bytes"),
+        ("run --cache-dir d", {}, "--cache-dir: needs --host-cache-bytes"),
+        ("serve --cache-dir d", {"NINFER_HOST_CACHE_BYTES": "0"}, "--cache-dir: needs"),
+        (
+            "serve",
+            {"NINFER_CACHE_DIR": "d", "NINFER_HOST_CACHE_BYTES": "0"},
+            "NINFER_CACHE_DIR: needs",
+        ),
+    ],
+)
+def test_a_cache_folder_without_host_memory_is_refused(
+    argv: str, environ: dict[str, str], message: str
+) -> None:
+    with pytest.raises(OptionError, match=message):
+        parse_invocation(argv.split(), environ).read(EngineOptions)
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ"),
+    [
+        ("serve --cache-dir d", {}),
+        ("serve --cache-dir d --host-cache-bytes 1MiB", {"NINFER_HOST_CACHE_BYTES": "0"}),
+        ("run --cache-dir d --host-cache-bytes 1MiB", {}),
+        ("run", {"NINFER_CACHE_DIR": "d"}),
+        ("serve --host-cache-bytes 0", {"NINFER_CACHE_DIR": "d"}),
+    ],
+)
+def test_a_cache_folder_of_the_environment_is_in_nobodys_way(
+    argv: str, environ: dict[str, str]
+) -> None:
+    assert parse_invocation(argv.split(), environ).read(EngineOptions).cache_dir == "d"
+
+
 def test_an_empty_model_name_is_an_error_and_an_empty_variable_is_none() -> None:
     for argv in ([""], ["run", ""], ["serve", ""]):
         with pytest.raises(OptionError, match="MODEL: the name is empty"):

@@ -61,6 +61,17 @@ async def test_doubled_prefix_is_explained(rig: Rig) -> None:
     assert "too many" not in (await rig.get("/nothing")).error["message"]
 
 
+@pytest.mark.parametrize("path", ["//v1/chat/completions", "/v1//chat/completions", "//models"])
+async def test_doubled_slashes_are_explained(rig: Rig, path: str) -> None:
+    reader, writer = await rig.open_socket()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    writer.write(head.encode())
+    answer = await reader.read()
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 404 ")
+    assert b"two slashes in a row" in answer
+
+
 async def test_request_ids_are_echoed_when_well_formed(rig: Rig) -> None:
     for offered, is_echoed in (("a.B-c_1", True), ("x" * 129, False), ("with space", False)):
         answer = await rig.get("/health", headers={"X-Request-Id": offered})

@@ -258,19 +258,36 @@ async def test_request_log_has_a_line_for_every_choice_and_every_end(tmp_path: P
     assert lines[3]["total_s"] is None
 
 
-async def test_choices_that_lose_their_mate_are_told_why(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+async def test_choices_that_lose_their_mate_are_told_why(tmp_path: Path, stream: bool) -> None:
     async def act(rig: Rig) -> None:
         good, bad = hold(asyncio.Event(), "x"), fail(NonFiniteLogits("x"))
         rig.engine.script = lambda request: (bad if request.request_id.endswith("1") else good)(
             request
         )
-        assert (await rig.chat(n=2)).status == 500
+        assert (await rig.chat(n=2, stream=stream)).status == (200 if stream else 500)
 
     lines = await logged(tmp_path / "log.jsonl", act)
     assert {(line["finish"], line["error"]) for line in lines} == {
         ("failed", NonFiniteLogits("x").code),
         ("aborted", NonFiniteLogits("x").code),
     }
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_an_operator_ended_was_not_left_by_its_client(
+    tmp_path: Path, stream: bool
+) -> None:
+    async def act(rig: Rig) -> None:
+        rig.engine.script = hold(asyncio.Event(), "a")
+        task = asyncio.create_task(rig.chat(stream=stream, n=2))
+        await until(lambda: rig.engine.num_open == 2)
+        assert rig.gateway.running.abort_all() == 1
+        await task
+
+    lines = await logged(tmp_path / "log.jsonl", act)
+    ends = [(line["finish"], line["error"]) for line in lines]
+    assert ends == [("failed", "request_aborted")] * 2
 
 
 def test_a_slow_file_loses_lines_and_not_memory(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from email.utils import parsedate_to_datetime
 
 import orjson
 import pytest
@@ -127,6 +128,8 @@ async def test_text_that_is_not_http_is_a_json_400(rig: Rig, text: bytes) -> Non
     assert head.split()[:2] == [b"HTTP/1.1", b"400"]
     assert orjson.loads(body)["error"]["code"] == "invalid_http"
     assert b"x-request-id" in head.lower()
+    (date,) = [line[6:].decode() for line in head.split(b"\r\n") if line.startswith(b"Date: ")]
+    assert abs(parsedate_to_datetime(date).timestamp() - time.time()) < PATIENCE_S
     writer.close()
     assert (await rig.get("/health")).status == 200
 

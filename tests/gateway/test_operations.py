@@ -11,13 +11,21 @@ import orjson
 import pytest
 
 import ninfer
-from ninfer.contract.errors import Unavailable
+from ninfer.contract.errors import NonFiniteLogits, Unavailable
 from ninfer.contract.generation import EngineHealth
 from ninfer.gateway.lifecycle import ServedModel
 from ninfer.gateway.request_log import RequestLog
 from ninfer.options import ServeOptions
-from tests.helpers.fake_engine import CARD, FakeEngine, FakeFrontend, hold
-from tests.helpers.gateway_rig import HOST, MESSAGES, Answer, Rig, running_gateway, until
+from tests.helpers.fake_engine import CARD, FakeEngine, FakeFrontend, FakeHandle, fail, hold
+from tests.helpers.gateway_rig import (
+    HOST,
+    MESSAGES,
+    PATIENCE_S,
+    Answer,
+    Rig,
+    running_gateway,
+    until,
+)
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = "00f067aa0ba902b7"
@@ -93,6 +101,30 @@ async def test_a_request_is_ended_by_any_of_its_names(rig: Rig, stream: bool, na
     assert (await rig.post("/abort_request", asked)).json()["aborted"] == 0
     rig.engine.script = FakeEngine().script
     assert (await rig.chat()).status == 200
+
+
+async def test_who_reads_an_error_to_its_end_has_not_left(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client closes its connection while the engine still lets go of the request."""
+    may_release = asyncio.Event()
+
+    async def slow_exit(handle: FakeHandle, *_: object) -> None:
+        await may_release.wait()
+
+    monkeypatch.setattr(FakeHandle, "__aexit__", slow_exit)
+    rig.engine.script = fail(NonFiniteLogits("x"), "a")
+    reader, writer = await rig.send_chat(stream=True)
+    async with asyncio.timeout(PATIENCE_S):
+        answer = await reader.readuntil(b"0\r\n\r\n")
+    assert b'"error"' in answer
+    writer.close()
+    await writer.wait_closed()
+    await until(lambda: rig.gateway.counters.exchanges_active == 0)
+    assert rig.gateway.counters.aborts == 0
+    metrics = (await rig.get("/metrics")).body.decode()
+    assert 'status="2xx"' in metrics
+    assert 'status="aborted"' not in metrics
 
 
 async def test_all_are_ended_but_not_who_asks(rig: Rig) -> None:

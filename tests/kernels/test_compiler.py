@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 import pytest
 
-from ninfer.contract.errors import InvariantError
+from ninfer.contract.errors import DeviceError, InvariantError
 from ninfer.kernels import compiler
 from ninfer.kernels.compiler import (
     CompiledKernel,
@@ -55,6 +56,16 @@ def test_an_error_names_kernel_and_architecture_and_carries_the_log() -> None:
     with pytest.raises(KernelCompileError, match="modest does not compile for sm_80") as caught:
         compile_source(KernelSource("modest", MODEST, ()), "sm_80")
     assert "scale" in caught.value.log
+
+
+@pytest.mark.parametrize("name", ["cuda.bindings", "cuda"])
+def test_an_install_without_the_compiler_is_told_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "cuda.bindings.nvrtc", raising=False)
+    with pytest.raises(DeviceError, match=r'pip install -e "\.\[cuda12\]"'):
+        compile_source(KernelSource("modest", MODEST, ()), "sm_80")
 
 
 def test_an_unknown_architecture_is_a_compile_error() -> None:

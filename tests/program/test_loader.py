@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -145,6 +146,14 @@ def test_cuda_is_refused_by_name_where_there_is_none() -> None:
     with pytest.raises(OptionError, match=r"--executor: cuda cannot be used: ") as caught:
         load_program(open_model(golden_model(CASE)), EngineOptions(executor="cuda"), ignore)
     assert caught.value.option == "--executor"
+
+
+def test_a_driver_without_the_package_for_it_is_told_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cuda_device, "_driver_loads", lambda: True)
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert 'pip install -e ".[cuda12]"' in str(unusable_reason())
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from ninfer.gateway.sse import event_frame
 
 _FAILURES: Final[Mapping[str, str]] = {
     "context_length_exceeded": "context_length_exceeded",
+    "request_aborted": "server_error",
     "server_overloaded": "rate_limit_exceeded",
 }
 
@@ -87,9 +88,10 @@ class ResponseAnswer:
             return self._ended("incomplete", incomplete_details=reason), events
         return self._ended("completed", completed_at=int(time.time())), events
 
-    def fail(self, error: Exception) -> dict[str, Any]:
-        self._recorder.finish(is_cut=True)
-        return self._ended("failed", error=failure_object(error))
+    def fail(self, error: Exception) -> tuple[dict[str, Any], list[Event]]:
+        """As `complete` does; what is open is cut."""
+        events = self._recorder.finish(is_cut=True)
+        return self._ended("failed", error=failure_object(error)), events
 
     def _ended(self, status: str, **ending: Any) -> dict[str, Any]:
         usage = usage_object(self._ending.usage)
@@ -138,7 +140,9 @@ class ResponseWriter:
         return self._response_frame("in_progress", self._begun)
 
     def failure(self, error: Exception) -> bytes:
-        return self._response_frame("failed", self._answer.fail(error))
+        response, events = self._answer.fail(error)
+        frames = [self._frame(event) for event in events]
+        return b"".join([*frames, self._response_frame("failed", response)])
 
     def _response_frame(self, what: str, response: Mapping[str, Any]) -> bytes:
         return self._frame({"type": f"response.{what}", "response": response})

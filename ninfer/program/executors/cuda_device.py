@@ -16,6 +16,7 @@ import numpy as np
 
 from ninfer.contract.errors import DeviceError, InvariantError
 from ninfer.kernels.library import KernelLibrary
+from ninfer.kernels.packages import EXTRAS_HINT
 from ninfer.program.executors.cuda_driver import NUM_MARKS, Graph, HostArray
 from ninfer.program.executors.cuda_tensor import DeviceTensor
 from ninfer.program.executors.cuda_trace import TracedLibrary
@@ -45,7 +46,7 @@ def unusable_reason(index: int = 0) -> str | None:
     try:
         import cupy
     except ImportError as error:
-        return f"CuPy cannot be imported ({error})"
+        return f"CuPy cannot be imported ({error}); {EXTRAS_HINT}"
     try:
         count = int(cupy.cuda.runtime.getDeviceCount())
     except cupy.cuda.runtime.CUDARuntimeError as error:

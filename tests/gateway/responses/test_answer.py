@@ -290,10 +290,33 @@ def test_failure_is_the_last_event_and_shows_what_there_is() -> None:
 
 
 @pytest.mark.parametrize(
+    ("deltas", "closing"),
+    [
+        (text("a"), ["output_text.done", "content_part.done", "output_item.done", "failed"]),
+        (think("a"), ["reasoning_text.done", "content_part.done", "output_item.done", "failed"]),
+        (call(0, "f", "{", is_whole=False), ["failed"]),
+    ],
+)
+def test_failure_closes_what_is_open_but_no_call(
+    deltas: list[OutputDelta], closing: list[str]
+) -> None:
+    writer = ResponseWriter(make_answer([]))
+    frames = [*writer.opening()]
+    for event in events_for(deltas)[:-1]:
+        frames += writer.frames(0, event)
+    last = events_of(b"".join([writer.failure(RequestError("request_aborted", "ended"))]))
+    assert names(last) == closing
+    assert [item["status"] for item in last[-1]["response"]["output"]] == ["incomplete"]
+    events = events_of(b"".join(frames)) + last
+    assert [event["sequence_number"] for event in events] == [*range(len(events))]
+
+
+@pytest.mark.parametrize(
     ("error", "code"),
     [
         (RequestError("context_length_exceeded", "long"), "context_length_exceeded"),
         (RequestError("invalid_value", "bad"), "invalid_prompt"),
+        (RequestError("request_aborted", "ended"), "server_error"),
         (Unavailable("server_overloaded", "full", 7.2), "rate_limit_exceeded"),
         (Unavailable("server_draining", "bye"), "server_error"),
         (Unavailable("deadline_exceeded", "late"), "server_error"),
