@@ -41,7 +41,7 @@ async def read_json_body(
     with the transport codes, those of `parse_json` and those of `parse`.
     """
     _check_media_type(request)
-    encodings = parse_encodings(request.headers.get("Content-Encoding"))
+    encodings = parse_encodings(request.headers.getall("Content-Encoding", ()))
     data = await _receive(request, limits)
     if encodings:
         data = await asyncio.to_thread(decode_body, data, encodings, limits.max_body_bytes)

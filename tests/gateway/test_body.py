@@ -71,6 +71,15 @@ async def test_encoded_bodies(rig: Rig, encoding: str, data: bytes) -> None:
     assert (await rig.post_bytes(CHAT, data, Content_Encoding=encoding)).status == 200
 
 
+async def test_encodings_in_several_lines_are_one_list(rig: Rig) -> None:
+    data = zstd_compress(gzip_compress(BODY))
+    reader, writer = await rig.open_socket()
+    lines = b"\r\nContent-Encoding: gzip\r\nContent-Encoding: zstd\r\n\r\n"
+    writer.write(chat_head(len(data)).removesuffix(b"\r\n\r\n") + lines + data)
+    assert (await reader.readline()).split()[1] == b"200"
+    writer.close()
+
+
 @pytest.mark.parametrize(
     ("encoding", "data", "status", "code"),
     [
