@@ -101,19 +101,21 @@ class ArgumentGrammar:
             return None
         if least <= num_required and most >= len(parts):
             return " ".join(part.rule if part.is_required else f"{part.rule}?" for part in parts)
-        if len(parts) ** 2 > _MAX_PLACES:
+        largest = least if most >= len(parts) else most + 1
+        if len(parts) * largest > _MAX_PLACES:
             raise too_complex(self._path, "counts too many properties")
-        return self._counted(parts, least, most)
+        return self._counted(parts, least, most, largest)
 
-    def _counted(self, parts: list[_Part], least: int, most: int) -> str | None:
-        """A rule for each number of parameters so far; from the last parameter to the first."""
+    def _counted(self, parts: list[_Part], least: int, most: int, largest: int) -> str | None:
+        """A rule for each number of parameters so far, beyond `largest` one for all; from the
+        last parameter to the first."""
         rest: list[str | None] = [
-            '""' if least <= count <= most else None for count in range(len(parts) + 1)
+            '""' if least <= count <= most else None for count in range(largest + 1)
         ]
         for index in reversed(range(len(parts))):
             part = parts[index]
-            for count in range(index + 1):
-                taken, skipped = rest[count + 1], rest[count]
+            for count in range(min(index, largest) + 1):
+                taken, skipped = rest[min(count + 1, largest)], rest[count]
                 ways = [] if taken is None else [f"{part.rule} {taken}"]
                 if skipped is not None and not part.is_required:
                     ways.append(skipped)

@@ -37,4 +37,5 @@ class RuleSet:
     def grammar(self, start: str, others: Sequence[Mapping[str, Any]] = ()) -> Grammar:
         lark = "\n".join([f"start: {start}", *self.lines]) + "\n"
         grammars = [{"lark_grammar": lark}, *self.schemas, *others]
-        return Grammar(json.dumps({"grammars": grammars}), bool(self.schemas))
+        is_schema = bool(self.schemas) or not others
+        return Grammar(json.dumps({"grammars": grammars}), is_schema)

@@ -6,7 +6,7 @@ What is nested deeper stays as it is. `oneOf` counts as `anyOf`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 from ninfer.frontend.constraints.schema_walk import resolve
@@ -15,7 +15,8 @@ Case: TypeAlias = dict[str, Any]
 
 ALL_TYPES: Final = ("string", "integer", "number", "boolean", "null", "array", "object")
 _MAX_CASES: Final = 64
-_MAX_DEPTH: Final = 24
+_MAX_SCHEMAS: Final = 1_000
+"""Looked at for one schema."""
 _UNIONS: Final = ("anyOf", "oneOf")
 
 
@@ -23,23 +24,44 @@ class Unenforceable(Exception):
     """The text says what there is no grammar for, without a subject."""
 
 
-def cases(root: Mapping[str, Any], schema: Any, depth: int = 0) -> list[Case]:
+def cases(root: Mapping[str, Any], schema: Any) -> list[Case]:
     """None at all when no value is allowed. In a case `type` and `pattern` are lists, and `const`
     is an `enum`. Raises Unenforceable."""
-    if not isinstance(schema, dict):
-        return [] if schema is False else [{}]
-    if depth > _MAX_DEPTH:
-        raise Unenforceable("goes too deep through references and combinations")
-    found = [_own(schema)]
-    if "$ref" in schema:
-        found = _all_of(found, cases(root, resolve(root, schema["$ref"]), depth + 1))
-    for item in schema.get("allOf", ()):
-        found = _all_of(found, cases(root, item, depth + 1))
-    for key in _UNIONS:
-        if key in schema:
-            items = [case for item in schema[key] for case in cases(root, item, depth + 1)]
-            found = _all_of(found, items)
-    return [case for case in found if case.get("type") != [] and case.get("enum") != []]
+    return _Expansion(root).cases(schema, frozenset())
+
+
+class _Expansion:
+    """`references` are those that are being followed: one that comes back adds no value."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._num_left = _MAX_SCHEMAS
+
+    def cases(self, schema: Any, references: frozenset[str]) -> list[Case]:
+        self._num_left -= 1
+        if self._num_left < 0:
+            raise Unenforceable("combines too many schemas")
+        if not isinstance(schema, dict):
+            return [] if schema is False else [{}]
+        found = [_own(schema)]
+        for union in self._unions(schema, references):
+            found = _all_of(found, union)
+        return [case for case in found if case.get("type") != [] and case.get("enum") != []]
+
+    def _unions(
+        self, schema: Mapping[str, Any], references: frozenset[str]
+    ) -> Iterator[list[Case]]:
+        """What must hold besides its own keywords."""
+        reference = schema.get("$ref")
+        if reference in references:
+            yield []
+        elif reference is not None:
+            yield self.cases(resolve(self._root, reference), references | {reference})
+        for item in schema.get("allOf", ()):
+            yield self.cases(item, references)
+        for key in _UNIONS:
+            if key in schema:
+                yield [case for item in schema[key] for case in self.cases(item, references)]
 
 
 def case_types(case: Case) -> list[str]:

@@ -17,7 +17,7 @@ from ninfer.frontend.constraints.call_grammar import CallGrammars
 from ninfer.frontend.constraints.matcher import Matcher
 from ninfer.frontend.tool_calls.call_format import CallFormat, JsonCallFormat, XmlCallFormat
 from tests.helpers.call_output import call_rules, cut_every, run_answer
-from tests.helpers.grammar_rig import accepts, matcher_of, vocabulary, walk
+from tests.helpers.grammar_rig import PARAM, accepts, matcher_of, vocabulary, walk
 from tests.helpers.random_schemas import Schema, random_schema
 
 XML = XmlCallFormat()
@@ -148,6 +148,31 @@ def test_parameters_are_counted() -> None:
         assert not accepts(start, text(*bad))
 
 
+def test_one_of_very_many_parameters_is_demanded() -> None:
+    properties = {f"p{index}": {"type": "integer"} for index in range(300)}
+    schema = {"type": "object", "properties": properties, "minProperties": 1}
+    start = start_of(schema)
+    assert accepts(start, call("1", "p0"))
+    assert accepts(start, call("1", "p299"))
+    assert not accepts(start, "<tool_call>\n<function=f>\n</function>\n</tool_call>")
+
+
+def test_schemas_that_refer_to_themselves() -> None:
+    node = {"anyOf": [{"type": "integer"}, {"$ref": "#/$defs/n"}]}
+    start = start_of({**closed(k={"$ref": "#/$defs/n"}), "$defs": {"n": node}})
+    assert accepts(start, call("5"))
+    assert not accepts(start, call("Oslo"))
+
+
+def test_combinations_that_double_at_every_level_are_refused() -> None:
+    levels = {f"a{i}": {"anyOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(40)}
+    for last in ({"$ref": "#/$defs/a0"}, {"type": "string", "minLength": 2}):
+        schema = {**closed(k={"$ref": "#/$defs/a0"}), "$defs": {**levels, "a40": last}}
+        with pytest.raises(RequestError) as caught:
+            start_of(schema)
+        assert caught.value.code == "invalid_json_schema"
+
+
 @pytest.mark.parametrize("name", ["a>b", "a<b", "a\nb", "", " a", "x" * 257])
 @pytest.mark.parametrize("is_strict", [True, False])
 def test_names_that_cannot_be_written_are_refused(name: str, *, is_strict: bool) -> None:
@@ -163,6 +188,8 @@ def test_names_that_cannot_be_written_are_refused(name: str, *, is_strict: bool)
     [
         ({"type": "array"}, "tools.f.type"),
         (closed(k={"type": "string", "pattern": "a^b"}), "tools.f.properties.k"),
+        (closed(k={"type": "string", "minLength": 3, "maxLength": 2}), PARAM),
+        (closed(k={"type": "string", "pattern": "(?=a)b"}), PARAM),
         (closed(k={"type": ["string", "integer"], "minimum": 5}), "tools.f.properties.k"),
         (closed(k={"enum": [f"x{CLOSE}"]}), "tools.f.properties.k"),
         ({"patternProperties": {"^a": {"type": "integer"}}}, "tools.f.patternProperties"),
