@@ -36,7 +36,9 @@ _FORMATS: Final[Mapping[str, str]] = {
     "duration": rf"P(?:[0-9]+W|{_DAYS}(?:{_CLOCK})?|{_CLOCK})",
     "uri": r"[A-Za-z][A-Za-z0-9+.-]*:(?:[A-Za-z0-9._~!$&'()*+,;=:@/?-]|%[0-9a-fA-F]{2})+",
 }
-_SPECIAL: Final = re.compile(r"\\(?s:.)|\[\^?\]?(?:\\(?s:.)|[^\]\\])*\]|(?P<mark>[|^$()])")
+_SPECIAL: Final = re.compile(
+    r"\\(?s:.)|\[\^?\]?(?:\\(?s:.)|[^\]\\])*+(?:\]|\\?\Z)|(?P<mark>[|^$()])"
+)
 
 
 def string_patterns(case: Mapping[str, Any]) -> list[str]:

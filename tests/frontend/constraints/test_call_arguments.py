@@ -190,6 +190,7 @@ def test_names_that_cannot_be_written_are_refused(name: str, *, is_strict: bool)
         (closed(k={"type": "string", "pattern": "a^b"}), "tools.f.properties.k"),
         (closed(k={"type": "string", "minLength": 3, "maxLength": 2}), PARAM),
         (closed(k={"type": "string", "pattern": "(?=a)b"}), PARAM),
+        (closed(k={"type": "string", "pattern": "[" * 30_000}), PARAM),
         (closed(k={"type": ["string", "integer"], "minimum": 5}), "tools.f.properties.k"),
         (closed(k={"enum": [f"x{CLOSE}"]}), "tools.f.properties.k"),
         ({"patternProperties": {"^a": {"type": "integer"}}}, "tools.f.patternProperties"),
