@@ -323,8 +323,8 @@ class ServeOptions:
     )
     request_log: str | None = option(
         None,
-        "file to which a line of JSON is added for every request: tokens, times, what came from"
-        " the context cache, no text; - is stdout; default none",
+        "file to which a line of JSON is added for every answer and refusal: tokens, times, what"
+        " came from the context cache, no text; - is stdout; default none",
         parse=parse_name,
         metavar="FILE",
     )

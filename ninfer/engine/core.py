@@ -180,12 +180,11 @@ class Engine:
         was_idle = self._outstanding.num_unanswered == 0
         place = self._outstanding.take()
         if place is None:
-            retry_after_s = self._metrics.retry_after_s(self._capacity.max_concurrency)
             raise Unavailable(
                 "server_overloaded",
                 f"{self._outstanding.num_places} requests are running or waiting, which is the"
                 " most this server takes",
-                retry_after_s,
+                self._worker.retries.until_place_s(),
             )
         if was_idle:
             self._busy_since_s = self._clock()

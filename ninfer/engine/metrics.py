@@ -12,8 +12,6 @@ from ninfer.engine.histograms import EngineHistograms
 from ninfer.engine.token_rate import TokenRate
 
 _DURATION_WEIGHT = 0.1
-_MIN_RETRY_S = 1.0
-_MAX_RETRY_S = 60.0
 
 
 class Outcome(Enum):
@@ -131,8 +129,3 @@ class EngineMetrics:
         self.requests_total[Outcome.ERROR] += 1
         if isinstance(error, NonFiniteLogits):
             self.non_finite_rows_total += 1
-
-    def retry_after_s(self, num_lanes: int) -> float:
-        """Estimated time until one of `num_lanes` busy lanes frees, 1 to 60 s."""
-        mean_s = self.request_s_mean or 0.0
-        return min(max(mean_s / num_lanes, _MIN_RETRY_S), _MAX_RETRY_S)

@@ -38,6 +38,7 @@ from ninfer.engine.pacing import PrefillPace
 from ninfer.engine.pressure import Pressure
 from ninfer.engine.request_record import Phase, RequestRecord
 from ninfer.engine.residency import Residency
+from ninfer.engine.retry_estimate import RetryEstimates
 from ninfer.engine.scheduler import Scheduler
 from ninfer.engine.settlement import RowVerdict, adopt, judge_row, preview_accepted
 from ninfer.engine.speculation.drafter import MakeDrafter
@@ -74,6 +75,7 @@ class Worker:
         self._clock = clock
         self._metrics = metrics
         self._records: dict[int, RequestRecord] = {}
+        self.retries: Final = RetryEstimates(self._records, metrics, clock, self._longest_wait_s)
         self._expiries = ExpiryQueue()
         self._outbox = Outbox()
         self._pace = PrefillPace(max_decode_gap_s)
@@ -237,7 +239,7 @@ class Worker:
         return Unavailable(
             "request_queue_timeout",
             f"no lane became free within {self._longest_wait_s(record):g} s",
-            self._metrics.retry_after_s(self._program.capacity.max_concurrency),
+            self.retries.until_lane_s(record),
         )
 
     def _check_not_stuck(self) -> None:

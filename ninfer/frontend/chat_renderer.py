@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ninfer.contract.abandonment import stop_if_abandoned
 from ninfer.contract.chat import ChatMessage, ChatPrompt, TextPart
 from ninfer.contract.errors import RequestError
-from ninfer.frontend.abandonment import stop_if_abandoned
 from ninfer.frontend.control_text import (
     ControlMarks,
     GuardedText,

@@ -8,13 +8,11 @@ large   in two threads of their own: more at once would only cost memory, a hund
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from threading import Event
 from typing import Final, TypeVar
 
-from ninfer.frontend.abandonment import watching
+from ninfer.contract.abandonment import run_abandonable
 
 MAX_INLINE_CHARACTERS: Final = 2_000
 """Takes well under 2 ms."""
@@ -39,15 +37,5 @@ class HostWork:
         """
         if num_characters <= MAX_INLINE_CHARACTERS:
             return work()
-        flag = Event()
         executor = self._large if num_characters > MAX_SHARED_CHARACTERS else None
-        try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(executor, _watched, work, flag)
-        finally:
-            flag.set()
-
-
-def _watched(work: Callable[[], T], flag: Event) -> T:
-    with watching(flag):
-        return work()
+        return await run_abandonable(executor, work)

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from ninfer.contract.abandonment import stop_if_abandoned
 from ninfer.contract.errors import RequestError, context_length_error
-from ninfer.frontend.abandonment import stop_if_abandoned
 from ninfer.frontend.control_text import GuardedText
 from ninfer.frontend.tokenizer import TextTokenizer, UnsplittableText
 

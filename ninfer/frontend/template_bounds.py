@@ -30,8 +30,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
+from ninfer.contract.abandonment import stop_if_abandoned
 from ninfer.contract.errors import InvariantError
-from ninfer.frontend.abandonment import stop_if_abandoned
 
 BASE_STEPS: Final = 200_000
 STEPS_PER_CHARACTER: Final = 100

@@ -13,6 +13,7 @@ from typing import Final, Generic, TypeVar
 
 from aiohttp import ClientPayloadError, web
 
+from ninfer.contract.abandonment import run_abandonable
 from ninfer.contract.errors import RequestError
 from ninfer.gateway.content_encoding import decode_body, parse_encodings, too_large
 from ninfer.gateway.fields import Fields, invalid_type
@@ -41,7 +42,7 @@ async def read_json_body(
     with the transport codes, those of `parse_json` and those of `parse`.
     """
     _check_media_type(request)
-    encodings = parse_encodings(request.headers.get("Content-Encoding"))
+    encodings = parse_encodings(request.headers.getall("Content-Encoding", ()))
     data = await _receive(request, limits)
     if encodings:
         data = await asyncio.to_thread(decode_body, data, encodings, limits.max_body_bytes)
@@ -55,7 +56,7 @@ async def read_json_body(
     if len(data) <= limits.thread_above_bytes:
         return finish()
     executor = _LARGE_BODIES if len(data) > limits.large_above_bytes else None
-    return await asyncio.get_running_loop().run_in_executor(executor, finish)
+    return await run_abandonable(executor, finish)
 
 
 def _check_media_type(request: web.BaseRequest) -> None:

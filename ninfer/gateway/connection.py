@@ -144,10 +144,16 @@ class Connection(web.RequestHandler):
         return self._gateway_limits.max_header_bytes + _MAX_TARGET_BYTES
 
     def check_head(self, request: web.BaseRequest) -> None:
-        """Raises RequestError `headers_too_large` for many headers that are long together."""
+        """Raises RequestError: `headers_too_large` for many headers that are long together,
+        `unsupported_transfer_encoding` for a coding below the chunks."""
         num_bytes = sum(len(name) + len(value) + 4 for name, value in request.raw_headers)
         if num_bytes > self._gateway_limits.max_header_bytes:
             raise _long_headers()
+        codings = request.headers.get("Transfer-Encoding", "").split(",")
+        if any(coding.strip().lower() not in ("", "chunked") for coding in codings):
+            raise RequestError(
+                "unsupported_transfer_encoding", "Transfer-Encoding must be chunked alone."
+            )
 
     def need_client(self) -> None:
         """The rest of this request is only worth while if the client is there. Raises

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from ninfer.contract.errors import RequestError
@@ -30,12 +30,13 @@ class _Decompressor(Protocol):
     def decompress(self, data: bytes, max_length: int) -> bytes: ...
 
 
-def parse_encodings(header: str | None) -> tuple[str, ...]:
-    """Names of a `Content-Encoding` header in the order they were applied, without identity.
+def parse_encodings(lines: Sequence[str]) -> tuple[str, ...]:
+    """Names of `Content-Encoding` in the order they were applied, without identity. `lines`: its
+    values; several are one list, as RFC 9110 has it.
 
     Raises RequestError `unsupported_content_encoding`.
     """
-    names = [name.strip().lower() for name in (header or "").split(",")]
+    names = [name.strip().lower() for name in ",".join(lines).split(",")]
     encodings = tuple(name for name in names if name not in ("", "identity"))
     unknown = any(name not in _OPENERS for name in encodings)
     if unknown or len(encodings) > MAX_ENCODINGS:

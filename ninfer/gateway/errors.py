@@ -90,6 +90,8 @@ ERROR_RULES: Final[Mapping[str, ErrorRule]] = {
     "unsupported_content_encoding": ErrorRule(415, "invalid_request_error"),
     "thread_unsupported_request": _BAD_REQUEST,
     "unsupported_media_type": ErrorRule(415, "invalid_request_error"),
+    # The one status above 499 for a request's fault: HTTP demands it.
+    "unsupported_transfer_encoding": ErrorRule(501, "invalid_request_error", should_retry=False),
     # Not the client's fault.
     "deadline_exceeded": ErrorRule(408, "timeout_error", should_retry=False),
     "engine_unavailable": _UNAVAILABLE,
@@ -130,6 +132,7 @@ _ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
     408: "timeout_error",
     413: "request_too_large",
     429: "rate_limit_error",
+    501: "invalid_request_error",
     504: "timeout_error",
     529: "overloaded_error",
 }

@@ -48,9 +48,14 @@ _CHOICE_SUFFIX: Final = re.compile(r"(-[0-9]{1,3}){1,2}\Z")
 _MAX_NAMES: Final = 128
 _logger = logging.getLogger(__name__)
 _CLOSING_CODES: Final = frozenset(
-    {"headers_too_large", "invalid_http", "request_timeout", "server_draining"}
+    {
+        *("headers_too_large", "invalid_http", "request_timeout", "server_draining"),
+        "unsupported_transfer_encoding",
+    }
 )
-_ABANDONING_CODES: Final = frozenset({"request_timeout", "invalid_http"})
+_ABANDONING_CODES: Final = frozenset(
+    {"request_timeout", "invalid_http", "unsupported_transfer_encoding"}
+)
 
 
 class Exchange:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
+from ninfer.contract.abandonment import stop_if_abandoned
 from ninfer.contract.errors import RequestError
 
 T = TypeVar("T")
@@ -80,6 +81,8 @@ def as_string(value: object, path: str) -> str:
 
 
 def as_object(value: object, path: str) -> Fields:
+    """Long lists are lists of objects, so here the reading of a body for nobody ends."""
+    stop_if_abandoned()
     if not isinstance(value, dict):
         raise invalid_type(path, "an object", value)
     return Fields(value, path)

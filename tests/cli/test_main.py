@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -285,6 +286,20 @@ def test_run_prints_one_object_as_json() -> None:
     usage = answer["usage"]
     assert usage["completion_tokens"] > usage["reasoning_tokens"] > 0
     assert answer["timings"]["total_s"] > 0
+    assert _names(_example_of_the_guide()) == _names(answer)
+
+
+def _example_of_the_guide() -> object:
+    guide = (ROOT / "docs" / "user-guide.md").read_text(encoding="utf-8")
+    lines = guide.partition('    {"model": ')[2].partition("\n\n")[0]
+    return json.loads('{"model": ' + re.sub(r": \.\.\.", ": 0", lines))
+
+
+def _names(value: object) -> object:
+    """The names of an object's members, and theirs."""
+    if not isinstance(value, dict):
+        return None
+    return {name: _names(member) for name, member in value.items()}
 
 
 @pytest.mark.parametrize("is_wrapped", [False, True])

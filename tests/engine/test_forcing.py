@@ -9,6 +9,7 @@ import pytest
 
 from ninfer.contract.generation import Finish, FinishReason
 from ninfer.contract.sampling import SamplingParams
+from ninfer.engine.token_rate import WINDOW_S
 from tests.helpers.engine_rig import EngineRig, Transcript, capacity, read, solo_tokens
 from tests.helpers.forcing import BoundSession, forcing
 
@@ -44,6 +45,7 @@ async def test_forced_tokens_are_part_of_the_answer(
     assert transcript.finished.finish == Finish(FinishReason.OUTPUT_LIMIT)
     assert transcript.finished.usage.completion_tokens == 40
     assert rig.engine.metrics.completion_tokens_total == 40
+    assert rig.engine.metrics.completion_rate.per_second(rig.clock() + 1) == 40 / WINDOW_S
     assert rig.engine.metrics.num_decode_units <= most_steps
 
 

@@ -34,16 +34,15 @@ def test_failures_count_non_finite_rows_apart() -> None:
     assert metrics.non_finite_rows_total == 1
 
 
-def test_retry_time_follows_the_running_time_within_its_bounds() -> None:
+def test_mean_running_time_is_that_of_requests_that_ran_to_their_end() -> None:
     metrics = EngineMetrics()
-    assert metrics.retry_after_s(4) == 1.0
+    assert metrics.request_s_mean is None
     metrics.note_finished(FinishReason.STOP_TOKEN, Timings(500.0, 10.0, 30.0, 540.0))
-    assert metrics.retry_after_s(4) == 10.0
     metrics.note_finished(FinishReason.CANCELLED, Timings(0.0, 0.0, 0.0, 9000.0))
-    assert metrics.retry_after_s(4) == 10.0
+    assert metrics.request_s_mean == 40.0
     for _ in range(100):
         metrics.note_finished(FinishReason.STOP_TOKEN, Timings(0.0, 0.0, 900.0, 900.0))
-    assert metrics.retry_after_s(4) == 60.0
+    assert metrics.request_s_mean == pytest.approx(900.0, rel=0.01)
 
 
 async def test_times_and_sizes_of_requests_are_spread_out() -> None:

@@ -10,8 +10,8 @@ from functools import partial
 
 import pytest
 
+from ninfer.contract.abandonment import WorkAbandoned, stop_if_abandoned
 from ninfer.frontend import template_bounds
-from ninfer.frontend.abandonment import WorkAbandoned, stop_if_abandoned
 from ninfer.frontend.host_work import (
     MAX_INLINE_CHARACTERS,
     MAX_LARGE_AT_ONCE,

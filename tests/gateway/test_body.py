@@ -11,7 +11,9 @@ from collections.abc import AsyncIterator
 import orjson
 import pytest
 
+from ninfer.contract.abandonment import stop_if_abandoned
 from ninfer.gateway import body
+from ninfer.gateway import fields as field_reads
 from ninfer.gateway.json_text import JsonText, parse_json
 from ninfer.gateway.limits import GatewayLimits
 from tests.helpers.compression import zstd_compress
@@ -69,6 +71,15 @@ async def test_missing_media_type(rig: Rig, origin: bytes, status: bytes) -> Non
 )
 async def test_encoded_bodies(rig: Rig, encoding: str, data: bytes) -> None:
     assert (await rig.post_bytes(CHAT, data, Content_Encoding=encoding)).status == 200
+
+
+async def test_encodings_in_several_lines_are_one_list(rig: Rig) -> None:
+    data = zstd_compress(gzip_compress(BODY))
+    reader, writer = await rig.open_socket()
+    lines = b"\r\nContent-Encoding: gzip\r\nContent-Encoding: zstd\r\n\r\n"
+    writer.write(chat_head(len(data)).removesuffix(b"\r\n\r\n") + lines + data)
+    assert (await reader.readline()).split()[1] == b"200"
+    writer.close()
 
 
 @pytest.mark.parametrize(
@@ -228,3 +239,28 @@ async def test_very_long_bodies_are_parsed_two_at_a_time() -> None:
             is_open.set()
             assert [answer.status for answer in await asyncio.gather(*large)] == [200] * 6
     assert most_running == 2
+
+
+async def test_a_body_that_nobody_waits_for_is_not_read_on() -> None:
+    num_read, has_begun = 0, threading.Event()
+
+    def slow_stop() -> None:
+        nonlocal num_read
+        stop_if_abandoned()
+        num_read += 1
+        has_begun.set()
+        time.sleep(0.002)
+
+    messages = [{"role": "user", "content": "a"}] * 5000
+    async with running_gateway(limits=GatewayLimits(thread_above_bytes=0)) as rig:
+        rig.frontend.max_context = None
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(field_reads, "stop_if_abandoned", slow_stop)
+            _, writer = await rig.send_chat(messages=messages)
+            await until(has_begun.is_set)
+            writer.close()
+            await until(lambda: rig.gateway.counters.exchanges_active == 0)
+            await asyncio.sleep(0.05)
+            seen = num_read
+            await asyncio.sleep(0.1)
+            assert num_read == seen < len(messages)

@@ -91,14 +91,27 @@ class Walk:
         return b"".join(map(tokenizer.token_bytes, self.token_ids)).decode()
 
 
-def walk(start: Matcher, rng: random.Random, *, patience: int = 40, limit: int = 400) -> Walk:
-    """Draw among the allowed tokens; after `patience` of them as if in a hurry to end."""
+def walk(
+    start: Matcher,
+    rng: random.Random,
+    *,
+    patience: int = 40,
+    limit: int = 400,
+    closing: str = "",
+) -> Walk:
+    """Draw among the allowed tokens; after `patience` of them as if in a hurry to end, with
+    `closing` wherever it may come."""
+    closing_ids = vocabulary().encode(closing) if closing else ()
     place, token_ids = start.copy(), list[int]()
     words = np.zeros(DEMO_VOCAB_SIZE // 32, np.uint32)
     while len(token_ids) < limit and not place.is_complete:
         is_late = len(token_ids) > patience
         if place.is_accepting and rng.random() < (0.9 if is_late else 0.2):
             break
+        if is_late and closing_ids and place.accepts(closing_ids):
+            place.consume(closing_ids)
+            token_ids += closing_ids
+            continue
         place.fill(words)
         token_id = _drawn(allowed_ids(words), rng, is_late=is_late)
         if not place.consume([token_id]):

@@ -18,6 +18,8 @@ STRING_ONLY: Final = frozenset({"string"})
 _MAX_SCHEMAS: Final = 64
 """Most schemas looked at for one parameter: references may go in circles."""
 
+_COMBINED: Final = ("allOf", "anyOf", "oneOf")
+
 
 class DeclaredTools:
     """The functions that may be called; the types of their parameters are found when needed."""
@@ -30,6 +32,7 @@ class DeclaredTools:
             if allowed is None or tool.name in allowed
         }
         self._types: dict[tuple[str, str], Types] = {}
+        self._texts: dict[tuple[str, str], frozenset[str]] = {}
 
     def declares(self, name: str) -> bool:
         return name in self._schemas
@@ -41,18 +44,60 @@ class DeclaredTools:
             self._types[key] = _parameter_types(self._schemas[name], parameter)
         return self._types[key]
 
+    def texts(self, name: str, parameter: str) -> frozenset[str]:
+        """Strings that the parameter's schema lists (`enum`, `const`)."""
+        key = (name, parameter)
+        if key not in self._texts:
+            self._texts[key] = _parameter_texts(self._schemas[name], parameter)
+        return self._texts[key]
+
 
 def _parameter_types(schema: Mapping[str, Any], parameter: str) -> Types:
-    properties = schema.get("properties")
-    if not isinstance(properties, Mapping) or parameter not in properties:
-        return None
-    return _Reader(schema).types(properties[parameter])
+    reader = _Reader(schema)
+    declared = reader.declared(schema, parameter)
+    return reader.any_types(declared) if declared else None
+
+
+def _parameter_texts(schema: Mapping[str, Any], parameter: str) -> frozenset[str]:
+    reader = _Reader(schema)
+    return frozenset(
+        text for declared in reader.declared(schema, parameter) for text in reader.texts(declared)
+    )
 
 
 class _Reader:
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
         self._num_left = _MAX_SCHEMAS
+
+    def declared(self, schema: object, parameter: str) -> list[object]:
+        """Schemas of a parameter, wherever the tool's schema is put together from."""
+        own = schema.get("properties") if isinstance(schema, Mapping) else None
+        found = [own[parameter]] if isinstance(own, Mapping) and parameter in own else []
+        for part in self._parts(schema):
+            found += self.declared(part, parameter)
+        return found
+
+    def texts(self, schema: object) -> list[str]:
+        """Strings that it lists."""
+        if not isinstance(schema, Mapping):
+            return []
+        values = schema.get("enum")
+        listed = list(values) if isinstance(values, list | tuple) else []
+        found = [value for value in [*listed, schema.get("const")] if isinstance(value, str)]
+        for part in self._parts(schema):
+            found += self.texts(part)
+        return found
+
+    def _parts(self, schema: object) -> list[object]:
+        """What it refers to and combines, as far as the bound goes."""
+        self._num_left -= 1
+        if not isinstance(schema, Mapping) or self._num_left < 0:
+            return []
+        parts = [part for key in _COMBINED for part in _listed(schema.get(key))]
+        if isinstance(schema.get("$ref"), str):
+            parts.append(self._target(schema["$ref"]))
+        return parts
 
     def types(self, schema: object) -> Types:
         self._num_left -= 1
@@ -78,14 +123,14 @@ class _Reader:
             return self.types(self._target(schema["$ref"]))
         for name in ("anyOf", "oneOf"):
             if isinstance(schema.get(name), Sequence):
-                return self._any(schema[name])
+                return self.any_types(schema[name])
         if isinstance(schema.get("allOf"), Sequence):
             return self._all(schema["allOf"])
         if "properties" in schema:
             return frozenset({"object"})
         return frozenset({"array"}) if "items" in schema else None
 
-    def _any(self, schemas: Iterable[object]) -> Types:
+    def any_types(self, schemas: Iterable[object]) -> Types:
         result: set[str] = set()
         for schema in schemas:
             types = self.types(schema)
@@ -109,6 +154,10 @@ class _Reader:
                 return None
             target = target[name]
         return target
+
+
+def _listed(value: object) -> list[object]:
+    return list(value) if isinstance(value, list | tuple) else []
 
 
 def type_name(value: object) -> str:

@@ -1,8 +1,8 @@
 """The text of an XML parameter -> JSON, by the types its schema allows.
 
-A string stays as it was written. Any other value is read as JSON; Python's spellings (None, True,
-quotes of either kind, a comma before the end) are mended. What cannot be read for its type stays
-a string: the client sees what came and can say so.
+A string stays as it was written, and so does one that the schema lists. Any other value is read as
+JSON; Python's spellings (None, True, quotes of either kind, a comma before the end) are mended.
+What cannot be read for its type stays a string: the client sees what came and can say so.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def json_string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def json_value(text: str, types: Types) -> str:
-    """JSON of a parameter's text; `types` as DeclaredTools says."""
-    if types == STRING_ONLY:
+def json_value(text: str, types: Types, texts: frozenset[str] = frozenset()) -> str:
+    """JSON of a parameter's text; `types` and `texts` as DeclaredTools says."""
+    if types == STRING_ONLY or text in texts:
         return json_string(text)
     may_be_string = types is None or "string" in types
     value = _read(text.strip(), types, mends=not may_be_string)

@@ -2,7 +2,8 @@
 
 A value is all text between its marks but for one line break at each end. Marks may occur in it: a
 `</parameter>` ends it only if, after white space, another parameter or `</function>` follows, or
-`</tool_call>` and the next call, or the text ends. So what has begun as a call can only be broken
+`</tool_call>` and the next call, or the text ends. Inside a string of a JSON list or object it does
+not, unless nothing else ends the value. So what has begun as a call can only be broken
 by the end of the text.
 """
 
@@ -29,6 +30,7 @@ from ninfer.frontend.tool_calls.call_format import (
     PARAMETER_CLOSE,
     PARAMETER_OPEN,
 )
+from ninfer.frontend.tool_calls.json_scanner import Expects, JsonScanner, Step
 from ninfer.frontend.tool_calls.parameter_types import STRING_ONLY, DeclaredTools, Types
 from ninfer.frontend.tool_calls.parameter_values import json_string, json_value
 
@@ -74,6 +76,12 @@ class XmlCallBody:
         self._key = ""
         self._types: Types = None
         self._value_start = 0
+        self._scanner: JsonScanner | None = None
+        """Of a value that is JSON so far; begun where a mark may end it."""
+        self._first_skipped: int | None = None
+        """The first mark of the value that stands in a JSON string."""
+        self._takes_all = False
+        """Marks in JSON strings end the value: nothing else does."""
         self._num_shown = 0
         """Characters of the value that were shown already."""
         self._parameters: dict[str, str] = {}
@@ -81,7 +89,10 @@ class XmlCallBody:
         self._has_shown = False
 
     def copy(self) -> XmlCallBody:
-        return shallow_copy(self)
+        body = shallow_copy(self)
+        if self._scanner is not None:
+            body._scanner = self._scanner.copy()
+        return body
 
     def read(self, text: str, ending: Ending | None) -> Verdict:
         """Go on reading in `text`; see CallBody."""
@@ -143,6 +154,7 @@ class XmlCallBody:
             return Verdict.OPEN
         self.place += text[self.place] == "\n"
         self._value_start, self._num_shown = self.place, 0
+        self._scanner, self._first_skipped, self._takes_all = None, None, False
         self._stage = _Stage.VALUE
         return None
 
@@ -153,11 +165,20 @@ class XmlCallBody:
             if stop < 0:
                 stop = len(text) - prefix_length(text, self.place, PARAMETER_CLOSE)
                 self.place = stop
+                if ending is not None and self._first_skipped is not None:
+                    self.place, self._first_skipped = self._first_skipped, None
+                    self._takes_all = True
+                    continue
                 break
             self.place = stop
             behind = skip_space(text, stop + len(PARAMETER_CLOSE))
             follows = _what_follows(text, behind)
             if follows is _Next.OTHER:
+                self.place += 1
+                continue
+            if self._is_in_string(text, stop):
+                if self._first_skipped is None:
+                    self._first_skipped = stop
                 self.place += 1
                 continue
             if follows is _Next.PARAMETER:
@@ -177,6 +198,19 @@ class XmlCallBody:
             break
         self._show_value(text, self._value_end(text, stop))
         return Verdict.OPEN
+
+    def _is_in_string(self, text: str, stop: int) -> bool:
+        """Whether the value before `stop` is a JSON list or object inside one of its strings."""
+        if self._types == STRING_ONLY or self._takes_all:
+            return False
+        if self._scanner is None:
+            if text[skip_space(text, self._value_start)] not in "[{":
+                return False
+            self._scanner = JsonScanner(self._value_start)
+        value = text[:stop]
+        while self._scanner.step(value) is Step.MOVED and self._scanner.place < stop:
+            pass
+        return self._scanner.expects is Expects.CHARACTERS and self._scanner.place == stop
 
     def _value_end(self, text: str, stop: int) -> int:
         """Where a value before `stop` ends: a line break at its end is none of it."""
@@ -202,7 +236,8 @@ class XmlCallBody:
             self.ready += '"'
             self._num_shown = 0
         else:
-            value = json_value(text[self._value_start : stop], self._types)
+            texts = self._tools.texts(self.name or "", self._key)
+            value = json_value(text[self._value_start : stop], self._types, texts)
             self._parameters = {**self._parameters, self._key: value}
             if self.begun:
                 self._show_parameters()

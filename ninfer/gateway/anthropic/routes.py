@@ -16,14 +16,13 @@ from ninfer.gateway.anthropic.request import MessagesRequest, parse_messages_req
 from ninfer.gateway.choices import Choices, build_requests
 from ninfer.gateway.exchange import Exchange
 from ninfer.gateway.fields import Fields
-from ninfer.gateway.lifecycle import ServedModel
 from ninfer.gateway.request_ids import new_id
 
 
 async def create_message(exchange: Exchange) -> web.StreamResponse:
     """Raises RequestError, Unavailable and what the engine reports before a stream has begun."""
     model = exchange.lifecycle.require_model()
-    request = await _read(exchange, model)
+    request = await _read(exchange, model.frontend)
     name = exchange.check_model(request.model)
     prompt = await _prepare(exchange, model.frontend, request)
     message_id = new_id("msg_")
@@ -40,18 +39,20 @@ async def count_tokens(exchange: Exchange) -> web.StreamResponse:
     decide by it what to leave out. The engine is not asked, so the answer comes at once however
     many requests wait. Raises as `create_message` does."""
     model = exchange.lifecycle.require_model()
-    request = await _read(exchange, model, is_count=True)
+    frontend = model.frontend.for_context(None)
+    request = await _read(exchange, frontend, is_count=True)
     exchange.check_model(request.model)
-    prompt = await _prepare(exchange, model.frontend.for_context(None), request)
+    prompt = await _prepare(exchange, frontend, request)
     return exchange.json({"input_tokens": prompt.num_tokens})
 
 
 async def _read(
-    exchange: Exchange, model: ServedModel, *, is_count: bool = False
+    exchange: Exchange, frontend: Frontend, *, is_count: bool = False
 ) -> MessagesRequest:
-    vocab_size, session = model.frontend.vocab_size, exchange.session_id
+    vocab_size, session = frontend.vocab_size, exchange.session_id
 
     def parse(fields: Fields) -> MessagesRequest:
+        frontend.check_num_messages(len(fields.sequence("messages") or ()))
         return parse_messages_request(fields, vocab_size, session, is_count=is_count)
 
     return await exchange.read(parse)

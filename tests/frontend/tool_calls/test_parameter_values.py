@@ -79,6 +79,39 @@ def test_value_by_its_schema(text: str, schema: Any, value: Any) -> None:
     assert type(read) is type(value)
 
 
+@pytest.mark.parametrize(
+    ("text", "schema", "value"),
+    [
+        ("null", {"type": ["string", "null"], "enum": ["null", "None"]}, "null"),
+        ("None", {"type": ["string", "null"], "enum": ["null", "None"]}, "None"),
+        ("null", {"type": ["string", "null"], "enum": ["q", None]}, None),
+        ("5", {"type": ["string", "integer"], "enum": ["5", "x"]}, "5"),
+        ("6", {"type": ["string", "integer"], "enum": ["5", 6]}, 6),
+        ("true", {"anyOf": [{"const": "true"}, {"type": "boolean"}]}, "true"),
+        ("5", {"$ref": "#/$defs/five"}, "5"),
+    ],
+)
+def test_a_listed_string_is_that_string(text: str, schema: Any, value: Any) -> None:
+    parameters = {"properties": {"p": schema}, "$defs": {"five": {"enum": ["5", 5, None]}}}
+    tools = DeclaredTools(ToolRules(tools=(ToolSpec("f", parameters),)))
+    read = json.loads(json_value(text, tools.types("f", "p"), tools.texts("f", "p")))
+    assert (read, type(read)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/a"},
+        {"allOf": [{"type": "object"}, {"$ref": "#/$defs/a"}]},
+        {"anyOf": [{"properties": {"q": {}}}, {"$ref": "#/$defs/a"}]},
+    ],
+)
+def test_parameters_are_found_wherever_they_are_declared(schema: Any) -> None:
+    defs = {"a": {"properties": {"p": {"type": "string"}}}}
+    tools = DeclaredTools(ToolRules(tools=(ToolSpec("f", {**schema, "$defs": defs}),)))
+    assert tools.types("f", "p") == frozenset({"string"})
+
+
 def test_parameter_that_is_not_declared_is_json_or_a_string() -> None:
     tools = DeclaredTools(ToolRules(tools=(ToolSpec("f", {"type": "object"}), ToolSpec("g"))))
     assert tools.types("f", "p") is None

@@ -143,6 +143,15 @@ async def test_count_is_the_prompt_of_the_same_message(rig: Rig) -> None:
     }
 
 
+async def test_more_messages_than_tokens_fit_are_refused_but_counted(rig: Rig) -> None:
+    body = {"max_tokens": 5, "messages": [{"role": "user", "content": "a"}] * 65}
+    answer = await rig.post("/v1/messages", body)
+    assert answer.status == 400
+    message = answer.json()["error"]["message"]
+    assert message.startswith("prompt is too long: 65 tokens > 64 maximum")
+    assert (await rig.post("/v1/messages/count_tokens", body)).json()["input_tokens"] > 64
+
+
 async def test_counting_waits_for_nobody(rig: Rig) -> None:
     rig.engine.refusal = Unavailable("server_overloaded", "full", 2.0)
     answer = await ask(rig, "/messages/count_tokens")

@@ -1,0 +1,210 @@
+"""The grammar of one value of the XML form: whatever it allows is read back as the schema says.
+
+A value that may be a string is one regular expression together with the mark that ends it, since
+there is no telling text from JSON before the end: strings without what is read as JSON of another
+type, other scalars, listed values. Lists and objects begin with their bracket, no such string does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ninfer.frontend.constraints.json_schema import LARGEST_INTEGER
+from ninfer.frontend.constraints.rule_set import RuleSet
+from ninfer.frontend.constraints.schema_cases import (
+    ALL_TYPES,
+    Case,
+    Unenforceable,
+    case_types,
+    cases,
+)
+from ninfer.frontend.constraints.text_patterns import slashed, string_patterns
+from ninfer.frontend.constraints.vocabulary import quoted
+from ninfer.frontend.tool_calls.call_format import (
+    CALL_CLOSE,
+    FUNCTION_CLOSE,
+    PARAMETER_CLOSE,
+    PARAMETER_OPEN,
+    XmlCallFormat,
+)
+from ninfer.frontend.tool_calls.parameter_types import Types, type_name
+
+_SPACE: Final = r"[\s\x1c-\x1f]"
+_FOLLOWS: Final = f"(?:{PARAMETER_OPEN}|{FUNCTION_CLOSE}|{CALL_CLOSE})"
+_CLOSES: Final = f"{PARAMETER_CLOSE}{_SPACE}*{_FOLLOWS}"
+"""What a reader takes for the end of a value."""
+_NO_TEXT: Final = slashed(rf"(?s:.*)(?:\n{PARAMETER_CLOSE}|{_CLOSES})(?s:.*)")
+_NUMBER: Final = r"-?(?:0|[1-9][0-9]{0,39})(?:\.[0-9]{1,39})?(?:[eE][-+]?[0-9]{1,2})?"
+"""None that overflows: such a number would be read as a string."""
+_SCALARS: Final[Mapping[str, str]] = {
+    "integer": "-?(?:0|[1-9][0-9]{0,17})",
+    "number": _NUMBER,
+    "boolean": "true|false",
+    "null": "null",
+}
+_READ_AS: Final[Mapping[str, str]] = {
+    "integer": r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?",
+    "number": r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?",
+    "boolean": "(?i:true|false)",
+    "null": "(?i:null|none)",
+    "array": r"\[(?s:.*)",
+    "object": r"\{(?s:.*)",
+}
+"""Text that may be read as a value of the type."""
+_QUOTED: Final = '"(?s:.*)'
+_BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_STRUCTURED: Final = ("array", "object")
+_DEFINITIONS: Final = ("$defs", "definitions")
+
+
+class ParameterGrammar:
+    """Values of the parameters of one tool; `root` is its prepared schema."""
+
+    def __init__(
+        self, rules: RuleSet, form: XmlCallFormat, root: Mapping[str, Any], *, is_strict: bool
+    ) -> None:
+        self._rules = rules
+        self._end = form.parameter_end
+        self._root = root
+        self._is_strict = is_strict
+        self._known: dict[str, str | None] = {}
+
+    def value(self, schema: Any, types: Types) -> str | None:
+        """A value and the mark that ends it, for a parameter that is read as one of `types`; None
+        when no value is allowed. Raises Unenforceable for a strict tool; for others strings that
+        cannot be enforced are any text."""
+        key = json.dumps([schema, None if types is None else sorted(types)])
+        if key not in self._known:
+            try:
+                self._known[key] = self._value(schema, types)
+            except Unenforceable:
+                if self._is_strict:
+                    raise
+                self._known[key] = self._text(["/(?s:.*)/"], _NO_TEXT)
+        return self._known[key]
+
+    def _value(self, schema: Any, types: Types) -> str | None:
+        found = cases(self._root, schema)
+        usable = [(case, _usable_types(case, types)) for case in found]
+        usable = [(case, kinds) for case, kinds in usable if kinds]
+        if not usable:
+            if found:
+                raise Unenforceable("has other types than its type says")
+            return None
+        if not any("string" in kinds for _, kinds in usable):
+            if any(_is_free_number(case, kinds) for case, kinds in usable):
+                return self._mixed(usable, types)
+            return self._json(schema, types)
+        if all("enum" in case for case, _ in usable):
+            return self._listed([text for case, kinds in usable for text in _texts(case, kinds)])
+        return self._mixed(usable, types)
+
+    def _json(self, schema: Any, types: Types) -> str:
+        whole = {**self._definitions(), **schema} if isinstance(schema, dict) else {}
+        if types is not None and "type" not in whole:
+            whole["type"] = sorted(types - {"string"})
+        return f"{self._rules.schema(whole)} {quoted(self._end)}"
+
+    def _definitions(self) -> dict[str, Any]:
+        return {key: self._root[key] for key in _DEFINITIONS if key in self._root}
+
+    def _listed(self, texts: list[str]) -> str | None:
+        if not texts:
+            return None
+        return f"({' | '.join(map(quoted, dict.fromkeys(texts)))}) {quoted(self._end)}"
+
+    def _mixed(self, usable: list[tuple[Case, list[str]]], types: Types) -> str:
+        strings: list[str] = []
+        others: list[str] = []
+        structured: list[str] = []
+        is_text = any("string" in kinds for _, kinds in usable)
+        for case, kinds in usable:
+            if "enum" in case:
+                others += map(quoted, _texts(case, kinds))
+                continue
+            if "string" in kinds:
+                patterns = [slashed(pattern) for pattern in string_patterns(case)]
+                strings.append(" & ".join(f"({text})" for text in patterns) or "/(?s:.*)/")
+            held = [kind for kind in kinds if kind in _STRUCTURED]
+            if is_text or not _is_bound(case):
+                others += [slashed(text) for text in self._scalars(case, kinds)]
+            else:
+                held = kinds
+            if held:
+                structured.append(self._json({**_json_case(case), "type": held}, None))
+        is_free = any(not case and len(kinds) == len(ALL_TYPES) for case, kinds in usable)
+        if is_free:
+            return self._text(["/(?s:.*)/"], _NO_TEXT)
+        texts = [self._text(strings, _not_strings(types), others)] if strings or others else []
+        return f"({' | '.join([*texts, *structured])})"
+
+    def _scalars(self, case: Case, kinds: list[str]) -> list[str]:
+        is_number = "integer" in kinds or "number" in kinds
+        if is_number and self._is_strict and _is_bound(case):
+            raise Unenforceable("has bounds of a number beside strings")
+        return [_SCALARS[kind] for kind in kinds if kind in _SCALARS]
+
+    def _text(self, strings: list[str], excluded: str, others: list[str] | None = None) -> str:
+        allowed = f"(({' | '.join(strings)}) & ~({excluded}))" if strings else ""
+        parts = [part for part in (allowed, *(others or [])) if part]
+        return self._rules.terminal(f"({' | '.join(parts)}) {quoted(self._end)}")
+
+
+def _usable_types(case: Case, types: Types) -> list[str]:
+    kinds = case_types(case)
+    if types is None:
+        return kinds
+    read = types | {"integer"} if "number" in types else types
+    narrowed = [kind for kind in kinds if kind in read]
+    if "number" in kinds and "integer" in read and not {"number", "integer"} & set(narrowed):
+        narrowed.append("integer")
+    return narrowed
+
+
+def _texts(case: Case, kinds: list[str]) -> list[str]:
+    """How the listed values are written. Raises Unenforceable for one that cannot be."""
+    texts = []
+    for value in case["enum"]:
+        kind = type_name(value)
+        if kind not in kinds and not (kind == "integer" and "number" in kinds):
+            continue
+        if not isinstance(value, str):
+            texts.append(json.dumps(value, ensure_ascii=False))
+        elif re.search(_CLOSES, value):
+            raise Unenforceable("lists a string with the mark-up of calls")
+        elif _has_length(case, value):
+            texts.append(value)
+    return texts
+
+
+def _has_length(case: Case, text: str) -> bool:
+    least, most = case.get("minLength", 0), case.get("maxLength", len(text))
+    return bool(least <= len(text) <= most)
+
+
+def _not_strings(types: Types) -> str:
+    """What no string may look like: the end of the value, and JSON of other types."""
+    if types is not None and types <= {"string"}:
+        return _NO_TEXT
+    kinds = _READ_AS.keys() if types is None else types & _READ_AS.keys()
+    looks = [_READ_AS[kind] for kind in sorted(kinds)]
+    if types is None:
+        looks.append(_QUOTED)
+    read = slashed(f"{_SPACE}*(?:{'|'.join(dict.fromkeys(looks))}){_SPACE}*")
+    return f"{_NO_TEXT} | {read}"
+
+
+def _is_free_number(case: Case, kinds: list[str]) -> bool:
+    return "number" in kinds and "enum" not in case and not _is_bound(case)
+
+
+def _is_bound(case: Case) -> bool:
+    return any(key in case and abs(case[key]) != LARGEST_INTEGER for key in _BOUNDS)
+
+
+def _json_case(case: Case) -> dict[str, Any]:
+    """A case as a schema of its lists and objects."""
+    return {key: value for key, value in case.items() if key not in ("pattern", "format")}
