@@ -207,6 +207,10 @@ class Program(Protocol):
         that already covers them.
         """
 
+    def needs_copy(self, handle: SequenceHandle) -> bool:
+        """Whether the next reservation takes a page for a copy of the last one, which somebody else
+        holds as well."""
+
     def launch_prefill(self, handle: SequenceHandle, num_tokens: int) -> PendingBatch:
         """Start the next `num_tokens` prompt inputs; the last prompt input also samples. With
         `SequenceSpec.scoring` the output has the scores of the asked tokens behind the inputs,

@@ -300,8 +300,10 @@ class Admission:
         return self._target_pages(record, 0) - shared
 
     def _pages_to_grow(self, record: RequestRecord) -> int:
+        """Beyond those it has: the copy of a page that it shares, too."""
         frontier = self._program.frontier(record.resident)
-        return self._target_pages(record, frontier) - self._program.pages_needed(frontier)
+        growth = self._target_pages(record, frontier) - self._program.pages_needed(frontier)
+        return growth + self._program.needs_copy(record.resident)
 
     def _target_pages(self, record: RequestRecord, frontier: int) -> int:
         """Pages a request should find room for: all it is known to need, and some to grow."""

@@ -134,6 +134,10 @@ class ModelProgram:
         sequence = self._residents.extensible(handle, num_tokens)
         return self._residents.reserve(sequence, num_tokens)
 
+    def needs_copy(self, handle: SequenceHandle) -> bool:
+        """Whether the next reservation takes a page for a copy of the shared last one."""
+        return self._residents.needs_copy(self._residents.get(handle))
+
     def missing(self, handle: SequenceHandle, num_tokens: int) -> Amounts:
         """What `reserve_units` with the same arguments lacks now."""
         sequence = self._residents.extensible(handle, num_tokens)

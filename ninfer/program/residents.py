@@ -104,6 +104,12 @@ class Residents:
             and pages_of(sequence.frontier + num_tokens) <= sequence.num_reserved
         )
 
+    def needs_copy(self, sequence: SequenceRecord) -> bool:
+        """Whether the next reservation takes a page for a copy of the last one."""
+        if sequence.owns_tail or sequence.copies:
+            return False
+        return self._pages.references(self._tail(sequence)) > 1
+
     def missing(self, sequence: SequenceRecord, num_tokens: int) -> Amounts:
         """What `reserve` lacks now."""
         pages, slots = self._shortage(sequence, num_tokens)
@@ -189,19 +195,14 @@ class Residents:
     def _shortage(self, sequence: SequenceRecord, num_tokens: int) -> tuple[int, int]:
         """Pages and slots that are needed less those that are free: enough when not positive."""
         needed = pages_of(sequence.frontier + num_tokens)
-        pages = max(0, needed - sequence.num_reserved) + self._needs_copy(sequence)
+        pages = max(0, needed - sequence.num_reserved) + self.needs_copy(sequence)
         takes_slot = self._has_states and sequence.provisional_slot is None
         return pages - self._pages.num_free, takes_slot - self._states.num_free
-
-    def _needs_copy(self, sequence: SequenceRecord) -> bool:
-        if sequence.owns_tail or sequence.copies:
-            return False
-        return self._pages.references(self._tail(sequence)) > 1
 
     def _take_tail(self, sequence: SequenceRecord) -> None:
         """Make the shared last page the sequence's own: as it is for its only holder, else a copy
         that the next unit makes."""
-        if not self._needs_copy(sequence):
+        if not self.needs_copy(sequence):
             self._pages.renew(self._tail(sequence))
             sequence.owns_tail = True
             return

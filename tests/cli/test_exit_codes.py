@@ -8,6 +8,7 @@ import pytest
 from ninfer.cli.exit_codes import ExitCode, UsageError, exit_code_of
 from ninfer.contract import errors
 from ninfer.contract.errors import (
+    ContextLengthError,
     DeviceError,
     ModelFileError,
     NInferError,
@@ -46,6 +47,7 @@ def test_every_typed_error_is_mapped_on_purpose() -> None:
     ]
     arguments: dict[type[NInferError], tuple[Any, ...]] = {
         RequestError: ("invalid_value", "x"),
+        ContextLengthError: ("x", "x", "x", "prompt"),
         Unavailable: ("model_loading", "x"),
         OptionError: ("--x", "x"),
         ModelFileError: ("p", None, "x"),

@@ -122,6 +122,7 @@ async def test_scenario_reaches_every_call_and_every_way_to_end() -> None:
         "program.open_sequence",
         "program.close_sequence",
         "program.frontier",
+        "program.needs_copy",
         "program.reserve_units",
         "program.launch_prefill",
         "program.launch_decode",

@@ -17,6 +17,7 @@ from ninfer.engine.context_protocol import SourceChoice, TransferPlan
 from ninfer.engine.no_cache import NoCache
 from tests.helpers.engine_rig import (
     EngineRig,
+    Maker,
     StepGate,
     capacity,
     prompt_of,
@@ -24,8 +25,10 @@ from tests.helpers.engine_rig import (
     running_engine,
     solo_tokens,
     spin,
+    step_until,
 )
 from tests.helpers.faulty_program import FaultyProgram
+from tests.helpers.watched_program import WatchedProgram
 
 LIMITS = capacity(lanes=2, num_pages=8, chunk=64, cache_slots=2, host_blocks=40)
 
@@ -110,11 +113,11 @@ class Case:
             await asyncio.sleep(0)
         assert rig.model_program.occupancy().host_blocks_used > 0
 
-    def prompt(self) -> PreparedPrompt:
-        """102 tokens that were fed, and 30 more."""
+    def prompt(self, num_more: int = 30) -> PreparedPrompt:
+        """102 tokens that were fed, and more."""
         assert self.first is not None
         said = solo_tokens(self.first, 3)
-        rest = prompt_of(30, seed=99).token_ids.tolist()
+        rest = prompt_of(num_more, seed=99).token_ids.tolist()
         token_ids = [*self.first.prompt.token_ids.tolist(), *said[:2], *rest]
         return PreparedPrompt(np.array(token_ids, dtype=np.int32))
 
@@ -219,6 +222,40 @@ async def test_two_requests_take_turns_at_the_transfer_slot() -> None:
             assert (await task).token_ids == solo_tokens(request, 5)
         # The first restore served both.
         assert len(rig.executor.moves) == 2
+        await flush(rig)
+
+
+class Lender(Shelf):
+    """Never gives up its copy on the device: pages of it that a row shares would not be free."""
+
+    def relieve(self, need: Amounts) -> bool:
+        return False
+
+
+async def test_page_for_the_copy_of_a_shared_one_is_not_given_to_the_paused() -> None:
+    """One page is left beside the source, and a younger request has it when the source is there:
+    it is paused for the copy, and must not come back before that is made."""
+    policy, wrap = Maker(Lender), Maker(WatchedProgram)
+    limits = capacity(lanes=2, max_context=192, num_pages=3, chunk=64, host_blocks=40)
+    async with running_engine(limits, make_policy=policy, wrap=wrap) as rig:
+        case = Case()
+        await case.fill(rig)
+        gate, moves = rig.close_gate(), StepGate()
+        rig.executor.move_gate = moves
+        older = rig.request(prompt=case.prompt(5), max_tokens=5)
+        younger = rig.request(5, max_tokens=50, cache=CacheRequest(mode=CacheMode.OFF))
+        tasks = [asyncio.create_task(read(rig.engine.submit(r))) for r in (older, younger)]
+        num_before = rig.engine.metrics.completion_tokens_total
+        await step_until(gate, lambda: rig.engine.metrics.completion_tokens_total >= num_before + 3)
+        assert rig.model_program.free().pages == 0
+        moves.open()
+        await step_until(gate, tasks[0].done)
+        gate.open()
+        transcripts = await asyncio.gather(*tasks)
+        for request, transcript in zip((older, younger), transcripts, strict=True):
+            assert transcript.token_ids == solo_tokens(request, request.max_tokens)
+        assert transcripts[0].finished.usage.cached_tokens == 102
+        assert wrap.made.log[1:] == ["pause r3", "resume r3"]
         await flush(rig)
 
 

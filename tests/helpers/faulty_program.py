@@ -139,6 +139,10 @@ class FaultyProgram:
     def free(self) -> Amounts:
         return self._program.free()
 
+    def needs_copy(self, handle: SequenceHandle) -> bool:
+        self._on_call("needs_copy")
+        return self._program.needs_copy(handle)
+
     def missing(self, handle: SequenceHandle, num_tokens: int) -> Amounts:
         self._on_call("missing")
         return self._program.missing(handle, num_tokens)

@@ -143,12 +143,14 @@ async def test_missing_counts_the_copy(rig: CheckpointRig) -> None:
     assert rig.program.reserve_units(third, 250)
     handle = rig.program.open_sequence(spec_behind(spec, 70, 130, "fork"), Source(checkpoint, 70))
     assert rig.program.free().pages == 2
+    assert rig.program.needs_copy(handle)
     assert rig.program.missing(handle, 58) == Amounts()
     assert rig.program.missing(handle, 130) == Amounts(pages=1)
     before = rig.program.occupancy()
     assert not rig.program.reserve_units(handle, 130)
     assert rig.program.occupancy() == before
     rig.program.release(checkpoint)
+    assert not rig.program.needs_copy(handle)
     assert rig.program.reserve_units(handle, 130)
 
 
