@@ -67,6 +67,13 @@ class InstantExecutor:
     ) -> tuple[RowOutput, ...]:
         return (OUTPUT,) * len(rows)
 
+    @property
+    def max_draft_tokens(self) -> int:
+        return 0
+
+    async def verify(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
+        raise InvariantError("no drafts are verified here")
+
     async def score(self, row: UnitRow) -> Float32Array:
         raise InvariantError("nothing is scored here")
 
@@ -112,6 +119,9 @@ class PlainSession:
 
     def goes_on_after(self, token: GeneratedToken) -> bool:
         return True
+
+    def masks_behind(self, token_ids: Sequence[int]) -> Sequence[None]:
+        return (None,) * len(token_ids)
 
     def commit(self, preview: OutputPreview) -> None:
         return None

@@ -191,6 +191,19 @@ class EngineOptions:
         parse=parse_int(1, 4096),
         metavar="N",
     )
+    spec: str = option(
+        "none",
+        "speculative decoding: tokens are guessed and several checked in one step, with the same"
+        " answers; ngram guesses what followed the same words earlier in prompt and answer; on the"
+        " CPU",
+        choices=("none", "ngram"),
+    )
+    draft_tokens: int | None = option(
+        None,
+        "most tokens that one sequence guesses at once, with --spec; default 7",
+        parse=parse_int(1, 8),
+        metavar="N",
+    )
     queue_timeout: float = option(
         120.0, "longest wait for a lane, in seconds", parse=parse_float(0.0, 86_400.0), metavar="S"
     )

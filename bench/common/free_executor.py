@@ -58,6 +58,13 @@ class FreeExecutor:
         await self._wait()
         return tuple(self._output(row) for row in rows)
 
+    @property
+    def max_draft_tokens(self) -> int:
+        return 0
+
+    async def verify(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
+        raise OpContractError("this executor verifies no drafts")
+
     async def score(self, row: UnitRow) -> Float32Array:
         raise OpContractError("this executor has no logits")
 

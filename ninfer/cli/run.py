@@ -156,5 +156,8 @@ def _as_json(model: LoadedModel, answer: Answer) -> dict[str, Any]:
         "finish_reason": answer.finish.reason.value,
         "matched": answer.finish.matched,
         "usage": _usage_object(answer.usage),
-        "timings": {**asdict(answer.timings), "tokens_per_s": answer.tokens_per_s},
+        "timings": {
+            **{name: value for name, value in asdict(answer.timings).items() if value is not None},
+            "tokens_per_s": answer.tokens_per_s,
+        },
     }

@@ -116,6 +116,12 @@ class OutputSession(Protocol):
         """Whether the output surely goes on behind `token`: a preview of it from the present state,
         without limit, accepts it and has no finish. False when in doubt. Pure."""
 
+    def masks_behind(self, token_ids: Sequence[int]) -> Sequence[TokenMask | None]:
+        """What would restrict the choice behind each of `token_ids`, were they to come next; None
+        for nothing. Shorter when one of them may not come or ends the output, or when what comes
+        behind it is forced. Pure. For a request with a mask only while its session has seen all
+        accepted tokens; the masks are valid until the next commit."""
+
     def commit(self, preview: OutputPreview) -> None:
         """Adopt a preview made from the present state."""
 
@@ -171,13 +177,36 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftCounts:
+    """Speculative decoding of one request.
+
+    rounds     decode steps that checked a draft
+    drafted    tokens in these drafts
+    accepted   of them, those that became part of the answer
+    """
+
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    def __add__(self, other: DraftCounts) -> DraftCounts:
+        return DraftCounts(
+            self.rounds + other.rounds,
+            self.drafted + other.drafted,
+            self.accepted + other.accepted,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds. `decode_s` runs from the first token to the last."""
+    """Seconds. `decode_s` runs from the first token to the last. `drafts` is None when nothing was
+    drafted."""
 
     queue_s: float
     prefill_s: float
     decode_s: float
     total_s: float
+    drafts: DraftCounts | None = None
 
 
 @dataclass(frozen=True, slots=True)

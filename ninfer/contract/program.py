@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Final, Protocol
 
 from ninfer.contract.arrays import Float32Array
 from ninfer.contract.cache import CheckpointId
@@ -33,6 +33,20 @@ class SequenceSpec:
     suppressed_ids: tuple[int, ...] = ()
     scoring: PromptScoring | None = None
     mask: TokenMask | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draft:
+    """Tokens that are guessed to follow a row's newest token.
+
+    masks   what restricts the choice behind each of them, None for nothing; none at all: nothing
+    """
+
+    token_ids: tuple[int, ...] = ()
+    masks: tuple[TokenMask | None, ...] = ()
+
+
+NO_DRAFT: Final = Draft()
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +217,16 @@ class Program(Protocol):
         those of a prompt that is fed again included, unless tokens were accepted."""
 
     def launch_decode(
-        self, handles: Sequence[SequenceHandle], *, goes_on: bool = False
+        self,
+        handles: Sequence[SequenceHandle],
+        *,
+        drafts: Sequence[Draft] = (),
+        goes_on: bool = False,
     ) -> PendingBatch:
         """Start one step for rows whose prompt is done, each with its next accepted token.
+
+        drafts   one a row, or none at all. A row's reservation covers its draft, and a row that is
+                 being replayed has an empty one.
 
         A row that is being replayed produces nothing (its output has no token); like an inner
         prefill chunk it is committed with a count of 0.
@@ -233,7 +254,9 @@ class Program(Protocol):
 
         accepted[i] is the number of produced tokens row i takes: 0 for a cancelled or failed row
         (its state stays as it was; it can only be closed) and, for rows that produced nothing
-        (an inner prefill chunk), 0 as well, which does commit the chunk.
+        (an inner prefill chunk), 0 as well, which does commit the chunk. A row that takes some of
+        its tokens and not all has them in its ledger and stays at its frontier, like a row that is
+        being replayed.
         """
 
     def abort(self, batch: PendingBatch) -> None:

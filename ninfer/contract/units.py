@@ -20,6 +20,8 @@ from ninfer.contract.sampling import (
     SamplingParams,
 )
 
+MAX_DRAFT_TOKENS: Final = 8
+"""Most drafted tokens of a row that can be asked for."""
 PAGE_TOKENS: Final = 64
 """Tokens a KV page holds."""
 REPLAY_TOKENS: Final = 16
@@ -75,6 +77,8 @@ class UnitRow:
     write_slot   StateImage after the inputs; differs from read_slot
                  (models without GDN layers have no StateImages: both are ROOT_SLOT)
     sample       how to choose the token after the last input, or None: no logits are needed
+    checks       of a `verify` row, how to choose the tokens after the inputs before the last: T - 1
+                 of them. Inputs from the second on are drafts; see docs/speculation.md
     score        which inputs are scored, of a prefill unit; None: none of them
     copies       (source, target) pages copied whole before anything is read: a shared partial page
     residence    (lane, generation) of the sequence: a step started ahead serves no other
@@ -93,18 +97,26 @@ class UnitRow:
     copies: tuple[tuple[int, int], ...] = ()
     residence: tuple[int, int] = (0, 0)
     is_replayed: bool = False
+    checks: tuple[SampleRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RowOutput:
     """What one row produced. `token` and `scores` are None when none were asked for or logits were
     not finite; `scores` counts the tokens of the sequence. `is_dead_end`: there is no token because
-    none may be drawn."""
+    none may be drawn. `drafts`: drafts that were what would have been chosen, as tokens before
+    `token`."""
 
     token: GeneratedToken | None
     is_finite: bool = True
     scores: PromptScores | None = None
     is_dead_end: bool = False
+    drafts: tuple[GeneratedToken, ...] = ()
+
+    @property
+    def tokens(self) -> tuple[GeneratedToken, ...]:
+        """All that were produced, in order."""
+        return self.drafts if self.token is None else (*self.drafts, self.token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +129,7 @@ class Capacity:
     num_slots         StateImage slots, ROOT_SLOT included: two a lane, the rest for checkpoints
     prefill_chunk     most tokens of a prefill unit
     num_host_blocks   blocks of page_bytes of host memory for the host tier
+    max_draft_tokens  most drafted tokens of a row; 0: no speculative decoding
     """
 
     max_concurrency: int
@@ -125,6 +138,7 @@ class Capacity:
     num_slots: int
     prefill_chunk: int
     num_host_blocks: int = 0
+    max_draft_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +198,16 @@ class Executor(Protocol):
         goes_on   every row will take its token or end, and the step with these tokens is likely to
                   be next: it may be started at once, each row writing the slot that it read now
         """
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """Most drafts of a row of `verify`; 0: this executor has no `verify`."""
+
+    async def verify(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
+        """Decode rows of which some have drafts behind their first input (len(checks) == T - 1;
+        those without may have no `sample`). A row's tokens are those that so many `decode` steps
+        would give, and `write_slot` is the StateImage behind as many inputs, bit for bit. A choice
+        that fails behind an accepted draft ends the row before that draft. Raises DeviceError."""
 
     async def score(self, row: UnitRow) -> Float32Array:
         """Like prefill, but returns the logits of every input: [T, V] float32."""

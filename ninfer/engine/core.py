@@ -26,6 +26,8 @@ from ninfer.engine.no_cache import NoCache
 from ninfer.engine.outstanding import Outstanding, Place
 from ninfer.engine.request_checks import OutputBudget, check_request
 from ninfer.engine.request_record import RequestRecord
+from ninfer.engine.speculation.drafter import MakeDrafter
+from ninfer.engine.speculation.row_drafter import RowDrafter
 from ninfer.engine.worker import Worker
 
 STALL_AFTER_S: Final = 60.0
@@ -40,6 +42,7 @@ class Engine:
     policy            the context cache over the same Program; None: no cache
     max_decode_gap_s  longest time a running stream may stand still for a prefill chunk; None: any
     clock             seconds, monotonic
+    make_drafter      what drafts for a request, when the Program's capacity has room for drafts
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Engine:
         policy: ContextPolicy | None = None,
         max_decode_gap_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
+        make_drafter: MakeDrafter = RowDrafter,
     ) -> None:
         self._program = program
         self._capacity = program.capacity
@@ -65,6 +69,7 @@ class Engine:
             max_decode_gap_s=max_decode_gap_s,
             clock=clock,
             metrics=self._metrics,
+            make_drafter=make_drafter,
         )
         self._task: asyncio.Task[None] | None = None
         self._num_tickets = 0

@@ -12,7 +12,7 @@ from ninfer.contract.metrics import MetricFamily, MetricSample, counter, gauge, 
 from ninfer.contract.program import TransferKind
 from ninfer.engine.context_metrics import ContextHoldings, ContextMetrics
 from ninfer.engine.histograms import EngineHistograms
-from ninfer.engine.metrics import EngineMetrics
+from ninfer.engine.metrics import DraftMetrics, EngineMetrics
 from ninfer.engine.token_rate import WINDOW_S
 
 E = TypeVar("E", bound=Enum)
@@ -84,7 +84,26 @@ def engine_families(status: EngineStatus, metrics: EngineMetrics, now: float) ->
             "Prompt tokens that came from the context cache",
             metrics.cached_tokens_total,
         ),
+        *_draft_families(metrics.drafts),
         *_histogram_families(metrics.histograms),
+    ]
+
+
+def _draft_families(drafts: DraftMetrics) -> list[MetricFamily]:
+    places = tuple(
+        MetricSample(count, (("position", str(place)),))
+        for place, count in enumerate(drafts.accepted_at)
+    )
+    return [
+        counter("draft_rounds", "Rows of decode steps that checked a draft", drafts.rounds_total),
+        counter("drafted_tokens", "Tokens in drafts", drafts.drafted_total),
+        counter("accepted_draft_tokens", "Drafted tokens that were right", drafts.accepted_total),
+        MetricFamily(
+            "accepted_drafts_at",
+            "counter",
+            "Drafts that were right as far as a place in them, 0 the first",
+            places,
+        ),
     ]
 
 

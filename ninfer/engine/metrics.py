@@ -7,6 +7,7 @@ from enum import Enum
 
 from ninfer.contract.errors import NInferError, NonFiniteLogits
 from ninfer.contract.generation import FinishReason, Timings
+from ninfer.contract.units import MAX_DRAFT_TOKENS
 from ninfer.engine.histograms import EngineHistograms
 from ninfer.engine.token_rate import TokenRate
 
@@ -33,6 +34,27 @@ def outcome_of(reason: FinishReason) -> Outcome:
 
 
 @dataclass(slots=True)
+class DraftMetrics:
+    """rounds: rows of decode steps that checked a draft. accepted_at[i]: rounds in which draft
+    token number i, counted from 0, became part of an answer."""
+
+    rounds_total: int = 0
+    drafted_total: int = 0
+    accepted_at: list[int] = field(default_factory=lambda: [0] * MAX_DRAFT_TOKENS)
+
+    @property
+    def accepted_total(self) -> int:
+        return sum(self.accepted_at)
+
+    def note(self, num_drafted: int, num_accepted: int) -> None:
+        """One round."""
+        self.rounds_total += 1
+        self.drafted_total += num_drafted
+        for index in range(num_accepted):
+            self.accepted_at[index] += 1
+
+
+@dataclass(slots=True)
 class EngineMetrics:
     """Times are sums in seconds, to be divided by the count beside them.
 
@@ -49,6 +71,7 @@ class EngineMetrics:
     num_snapshots_lost    Snapshots of paused requests that were given up
     replayed_tokens_total   inputs that were fed again
     scheduling_s_total    processor time of boundaries and launches, between two units
+    drafts                speculative decoding, all requests
     histograms            how these times and sizes are spread
     request_s_mean        smoothed duration of requests that ran to their end
     """
@@ -74,6 +97,7 @@ class EngineMetrics:
     num_snapshots_lost: int = 0
     replayed_tokens_total: int = 0
     scheduling_s_total: float = 0.0
+    drafts: DraftMetrics = field(default_factory=DraftMetrics)
     histograms: EngineHistograms = field(default_factory=EngineHistograms)
     request_s_mean: float | None = None
 

@@ -21,11 +21,12 @@ from typing import Final
 
 from ninfer.contract.cache import CacheUse
 from ninfer.contract.errors import InvariantError, NInferError
-from ninfer.contract.generation import GenerationRequest, Timings, Usage
+from ninfer.contract.generation import DraftCounts, GenerationRequest, Timings, Usage
 from ninfer.contract.program import PausedSequence, SequenceHandle
 from ninfer.engine.event_stream import EventStream
 from ninfer.engine.outstanding import Place
 from ninfer.engine.request_checks import OutputBudget
+from ninfer.engine.speculation.drafter import Drafter
 
 
 class Phase(Enum):
@@ -83,6 +84,8 @@ class RequestRecord:
     old_frontier       where the last pause was; what lies before it is no news
     captures           frontiers at which the context cache wants to be told
     cache_use          what the first start got from the context cache
+    drafter            drafts what it may say next; None without speculative decoding
+    draft_counts       what became of its drafts
     """
 
     ticket: int
@@ -107,6 +110,8 @@ class RequestRecord:
     old_frontier: int = field(default=0, init=False)
     captures: frozenset[int] = field(default=frozenset(), init=False)
     cache_use: CacheUse | None = field(default=None, init=False)
+    drafter: Drafter | None = field(default=None, init=False)
+    draft_counts: DraftCounts = field(default_factory=DraftCounts, init=False)
 
     @property
     def request_id(self) -> str:
@@ -160,4 +165,5 @@ class RequestRecord:
             prefill_s=first - admitted,
             decode_s=last - first,
             total_s=now - self.submitted_s,
+            drafts=self.draft_counts if self.draft_counts.rounds else None,
         )

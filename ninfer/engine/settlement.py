@@ -61,7 +61,7 @@ def judge_row(record: RequestRecord, output: RowOutput, *, is_sampled: bool) -> 
     if output.token is None:
         raise InvariantError(f"no token was produced for request {record.request_id}")
     try:
-        return _judge_token(record, output.token)
+        return _judge_tokens(record, output.tokens)
     except NInferError as error:
         return RowVerdict(error=error)
 
@@ -75,20 +75,29 @@ def preview_accepted(record: RequestRecord, token: GeneratedToken) -> OutputPrev
     return preview
 
 
-def _judge_token(record: RequestRecord, token: GeneratedToken) -> RowVerdict:
-    is_last = record.completion_tokens + 1 >= record.budget.num_tokens
+def _judge_tokens(record: RequestRecord, tokens: tuple[GeneratedToken, ...]) -> RowVerdict:
+    is_last = record.completion_tokens + len(tokens) >= record.budget.num_tokens
     limit: FinishReason | None = record.budget.reason if is_last else None
     session = record.request.session
-    if (
-        record.phase is Phase.DECODE_READY
-        and not is_last
-        and call_session(record, lambda: session.goes_on_after(token))
-    ):
-        return RowVerdict(token=token, token_ids=(token.token_id,))
-    preview = call_session(record, lambda: session.preview((token,), limit))
-    if preview.accepted != 1 or (is_last and preview.finish is None):
+    if not is_last and len(tokens) == 1 and _surely_goes_on(record, tokens[0]):
+        return RowVerdict(token=tokens[0], token_ids=(tokens[0].token_id,))
+    preview = call_session(record, lambda: session.preview(tokens, limit))
+    is_cut = preview.accepted < len(tokens)
+    if not 1 <= preview.accepted <= len(tokens) or ((is_last or is_cut) and preview.finish is None):
         raise _broken_contract(record)
-    return RowVerdict(preview=preview, token_ids=(token.token_id,))
+    token_ids = tuple(token.token_id for token in tokens[: preview.accepted])
+    return RowVerdict(preview=preview, token_ids=token_ids)
+
+
+def _surely_goes_on(record: RequestRecord, token: GeneratedToken) -> bool:
+    """Whether its session need not see the token before the next unit. Drafts of a request with a
+    mask are cut by the session, which must know all that came before."""
+    if record.phase is not Phase.DECODE_READY:
+        return False
+    if record.drafter is not None and record.request.mask is not None:
+        return False
+    session = record.request.session
+    return call_session(record, lambda: session.goes_on_after(token))
 
 
 def _dead_end(record: RequestRecord) -> NInferError:

@@ -10,6 +10,7 @@ from ninfer.engine.pacing import PrefillPace
 from ninfer.engine.pressure import Pressure
 from ninfer.engine.request_record import Phase, RequestRecord
 from ninfer.engine.scheduler import DecodeUnit, PrefillUnit, ReplayUnit, Scheduler, UnitPlan
+from ninfer.engine.speculation.speculation import Speculation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -17,12 +18,14 @@ class LaunchedUnit:
     """A launched unit and the requests of its rows, in row order.
 
     is_sampled   which rows are to produce a token: not inner prefill chunks and not replay
+    num_drafted  tokens of each row's draft; empty when there is none at all
     """
 
     batch: PendingBatch
     records: tuple[RequestRecord, ...]
     is_sampled: tuple[bool, ...]
     launched_s: float
+    num_drafted: tuple[int, ...] = ()
 
 
 class UnitLauncher:
@@ -33,7 +36,9 @@ class UnitLauncher:
         pressure: Pressure,
         pace: PrefillPace,
         records: Mapping[int, RequestRecord],
+        speculation: Speculation | None,
     ) -> None:
+        self._speculation = speculation
         self._program = program
         self._scheduler = scheduler
         self._pressure = pressure
@@ -104,9 +109,15 @@ class UnitLauncher:
             return None
         handles = [record.resident for record in records]
         is_sampled = tuple(map(self._is_sampled, records))
-        goes_on = not self._scheduler.has_prompts and all(map(_may_go_on, records))
-        batch = self._program.launch_decode(handles, goes_on=goes_on)
-        return LaunchedUnit(batch, records, is_sampled, now)
+        drafts = self._speculation.drafts(records, is_sampled) if self._speculation else ()
+        num_drafted = tuple(len(draft.token_ids) for draft in drafts)
+        if not any(num_drafted):
+            drafts, num_drafted = (), ()
+        goes_on = (
+            not num_drafted and not self._scheduler.has_prompts and all(map(_may_go_on, records))
+        )
+        batch = self._program.launch_decode(handles, drafts=drafts, goes_on=goes_on)
+        return LaunchedUnit(batch, records, is_sampled, now, num_drafted)
 
 
 def _may_go_on(record: RequestRecord) -> bool:

@@ -21,9 +21,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from ninfer.contract.errors import InvariantError, NInferError, Unavailable
-from ninfer.contract.generation import Admitted, OutputPreview, Progress
+from ninfer.contract.generation import Admitted, DraftCounts, OutputPreview, Progress
 from ninfer.contract.program import Program, UnitKind
 from ninfer.contract.sampling import GeneratedToken, PromptScores
+from ninfer.contract.units import RowOutput
 from ninfer.engine.admission import Admission
 from ninfer.engine.background import Background
 from ninfer.engine.context_protocol import ContextPolicy
@@ -40,6 +41,8 @@ from ninfer.engine.residency import Residency
 from ninfer.engine.retry_estimate import RetryEstimates
 from ninfer.engine.scheduler import Scheduler
 from ninfer.engine.settlement import RowVerdict, adopt, judge_row, preview_accepted
+from ninfer.engine.speculation.drafter import MakeDrafter
+from ninfer.engine.speculation.speculation import Speculation
 from ninfer.engine.transfer_desk import TransferDesk
 from ninfer.engine.units import LaunchedUnit, UnitLauncher
 
@@ -63,6 +66,7 @@ class Worker:
         max_decode_gap_s: float | None,
         clock: Callable[[], float],
         metrics: EngineMetrics,
+        make_drafter: MakeDrafter,
     ) -> None:
         self.inbox = Inbox()
         self._program = program
@@ -84,7 +88,11 @@ class Worker:
         self._admission = Admission(
             program, scheduler, desk, residency, pressure, self._records, self._note_admitted
         )
-        self._launcher = UnitLauncher(program, scheduler, pressure, self._pace, self._records)
+        is_speculating = program.capacity.max_draft_tokens > 0
+        speculation = Speculation(program, make_drafter) if is_speculating else None
+        self._launcher = UnitLauncher(
+            program, scheduler, pressure, self._pace, self._records, speculation
+        )
         self._background = Background(scheduler, policy, desk, residency)
         self._endings = Endings(self._release, self._outbox, metrics, clock)
         self._unseen: list[tuple[RequestRecord, GeneratedToken]] = []
@@ -262,6 +270,8 @@ class Worker:
                 self._scheduler.note_replayed(unit.records[0].ticket, unit.batch.num_inputs[0])
             case UnitKind.DECODE:
                 self._note_decoded(unit)
+        if unit.num_drafted:
+            self._note_drafts(unit, outputs, verdicts)
         for record, output, verdict in zip(unit.records, outputs, verdicts, strict=True):
             if output.scores is not None:
                 self._show_scores(record, output.scores)
@@ -292,6 +302,21 @@ class Worker:
         self._metrics.decode_rows_total += len(unit.records)
         self._metrics.replayed_tokens_total += unit.is_sampled.count(False)
 
+    def _note_drafts(
+        self,
+        unit: LaunchedUnit,
+        outputs: Sequence[RowOutput],
+        verdicts: Sequence[RowVerdict],
+    ) -> None:
+        for record, num_drafted, output, verdict in zip(
+            unit.records, unit.num_drafted, outputs, verdicts, strict=True
+        ):
+            if num_drafted and record.drafter is not None:
+                record.drafter.note(num_drafted, len(output.drafts))
+                num_accepted = min(len(output.drafts), verdict.accepted)
+                record.draft_counts += DraftCounts(1, num_drafted, num_accepted)
+                self._metrics.drafts.note(num_drafted, num_accepted)
+
     def _account(self, record: RequestRecord, verdict: RowVerdict, now: float) -> None:
         if verdict.error is not None:
             self._endings.fail(record, verdict.error)
@@ -312,7 +337,9 @@ class Worker:
             record.first_token_s = now
             self._metrics.note_first_token(now - record.submitted_s)
         elif record.last_token_s is not None:
-            self._metrics.histograms.token_gap.observe(now - record.last_token_s)
+            gap_s = (now - record.last_token_s) / verdict.accepted
+            for _ in range(verdict.accepted):
+                self._metrics.histograms.token_gap.observe(gap_s)
         record.last_token_s = now
         record.accepted.extend(verdict.token_ids)
         self._metrics.note_output(verdict.accepted, now)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
+from itertools import takewhile
 
 from ninfer.contract.errors import InvariantError
 from ninfer.contract.generation import (
@@ -99,6 +100,12 @@ class TextOutputSession:
         if rules.calls is None or rules.calls.is_parallel or calls is None:
             return True
         return calls.reader is None and len(rules.token_bytes(token.token_id)) < SHORTEST_CALL
+
+    def masks_behind(self, token_ids: Sequence[int]) -> Sequence[None]:
+        """Nothing is restricted; a stop id ends the output."""
+        stop_ids = self._rules.stop_ids
+        going = takewhile(lambda token_id: token_id not in stop_ids, token_ids)
+        return [None for _ in going]
 
     def commit(self, preview: OutputPreview) -> None:
         """Adopt a preview made from the present state; InvariantError for any other."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any, Final, Literal
 
 from ninfer.contract.cache import CacheUse
 from ninfer.contract.errors import InvariantError
-from ninfer.contract.generation import Finish, FinishReason, Timings, Usage
+from ninfer.contract.generation import DraftCounts, Finish, FinishReason, Timings, Usage
 from ninfer.contract.sampling import GeneratedToken, TokenLogprobs
 
 LOGPROB_FLOOR: Final = -9999.0
@@ -64,16 +65,20 @@ def cache_object(use: CacheUse) -> dict[str, Any]:
 
 
 def timings_object(timings: Sequence[Timings], completion_tokens: int) -> dict[str, Any]:
-    """Seconds; of several choices the longest. The first token of each belongs to prefill."""
+    """Seconds; of several choices the longest. The first token of each belongs to prefill. `drafts`
+    add up, and are there when something was drafted."""
     decode_s = max(item.decode_s for item in timings)
     num_decoded = completion_tokens - len(timings)
     rate = num_decoded / decode_s if decode_s > 0.0 and num_decoded > 0 else None
+    parts = [item.drafts for item in timings if item.drafts is not None]
+    drafts = sum(parts, DraftCounts())
     return {
         "queue_s": max(item.queue_s for item in timings),
         "prefill_s": max(item.prefill_s for item in timings),
         "decode_s": decode_s,
         "total_s": max(item.total_s for item in timings),
         "tokens_per_second": rate,
+        **({"drafts": asdict(drafts)} if parts else {}),
     }
 
 

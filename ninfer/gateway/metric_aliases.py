@@ -36,6 +36,10 @@ _SAME: Final[Mapping[str, Sequence[tuple[str, str]]]] = {
         ("request_params_max_tokens", "request_max_tokens"),
         ("request_params_n", "request_choices"),
         ("iteration_tokens_total", "unit_tokens"),
+        ("spec_decode_num_drafts", "draft_rounds"),
+        ("spec_decode_num_draft_tokens", "drafted_tokens"),
+        ("spec_decode_num_accepted_tokens", "accepted_draft_tokens"),
+        ("spec_decode_num_accepted_tokens_per_pos", "accepted_drafts_at"),
     ),
     "sglang:": (
         ("num_running_reqs", "requests_running"),
@@ -49,12 +53,6 @@ _SAME: Final[Mapping[str, Sequence[tuple[str, str]]]] = {
     ),
 }
 """(alias, ours) that differ in nothing but the name."""
-_SPECULATION: Final = (
-    ("spec_decode_num_drafts", "Drafts of speculative decoding"),
-    ("spec_decode_num_draft_tokens", "Tokens of all drafts"),
-    ("spec_decode_num_accepted_tokens", "Tokens of drafts that were accepted"),
-)
-"""Dashboards divide by these: they are there, and zero, where nothing is drafted."""
 PREFIXES: Final[Mapping[str, tuple[str, ...]]] = {
     "none": (),
     "vllm": ("vllm:",),
@@ -99,8 +97,6 @@ def _vllm_only(sources: _Sources, prefix: str) -> Iterator[MetricFamily]:
             for _, outcome in sample.labels
         )
         yield MetricFamily("request_success", "counter", "Requests that ended", ends, prefix)
-        for name, what in _SPECULATION:
-            yield MetricFamily(name, "counter", what, (MetricSample(0),), prefix)
     if "cached_tokens" in sources:
         asked = _value(sources, "cached_tokens") + _value(sources, "prompt_tokens")
         queries = (MetricSample(asked),)

@@ -88,7 +88,9 @@ class CpuCosts:
         return slot_bytes(self.config)
 
     def workspace_bytes(self, capacity: Capacity) -> Mapping[str, int]:
-        lanes, chunk = capacity.max_concurrency, capacity.prefill_chunk
+        chunk = capacity.prefill_chunk
+        # The inputs of a decode step.
+        lanes = capacity.max_concurrency * (1 + capacity.max_draft_tokens)
         return {
             "logits_bytes": logits_bytes(self.config, prefill_chunk=chunk, max_concurrency=lanes),
             "activation_bytes": activation_bytes(

@@ -23,8 +23,10 @@ from ninfer.contract.cache import CheckpointId
 from ninfer.contract.errors import InvariantError
 from ninfer.contract.model import ModelConfig
 from ninfer.contract.program import (
+    NO_DRAFT,
     Amounts,
     CheckpointFacts,
+    Draft,
     Occupancy,
     PausedSequence,
     PendingBatch,
@@ -152,18 +154,31 @@ class ModelProgram:
         return self._launch(UnitKind.PREFILL, (sequence,), (row,))
 
     def launch_decode(
-        self, handles: Sequence[SequenceHandle], *, goes_on: bool = False
+        self,
+        handles: Sequence[SequenceHandle],
+        *,
+        drafts: Sequence[Draft] = (),
+        goes_on: bool = False,
     ) -> PendingBatch:
-        """Start one step for rows whose prompt is done, each with its next accepted token.
-        `goes_on` as the contract says."""
+        """Start one step for rows whose prompt is done, each with its next accepted token and its
+        draft. `goes_on` as the contract says."""
         if not handles or len(set(handles)) != len(handles):
             raise InvariantError(f"a decode batch of {len(handles)} rows, some of them twice")
-        sequences = tuple(self._launchable_decode(handle) for handle in handles)
-        # A step ahead writes the slots that this one reads.
-        goes_on = goes_on and not any(self._states.is_shared(s.slot) for s in sequences)
+        drafts = drafts or (NO_DRAFT,) * len(handles)
+        if len(drafts) != len(handles):
+            raise InvariantError(f"{len(drafts)} drafts for {len(handles)} rows")
+        sequences = tuple(
+            self._launchable_decode(handle, draft)
+            for handle, draft in zip(handles, drafts, strict=True)
+        )
+        # A step ahead writes the slots that this one reads, and needs to know what they will hold.
+        goes_on = goes_on and not any(
+            draft.token_ids or self._states.is_shared(sequence.slot)
+            for sequence, draft in zip(sequences, drafts, strict=True)
+        )
         rows = tuple(
-            sequence.decode_row(self._residents.pages_to_show(sequence, goes_on=goes_on))
-            for sequence in sequences
+            self._decode_row(sequence, draft, goes_on=goes_on)
+            for sequence, draft in zip(sequences, drafts, strict=True)
         )
         return self._launch(UnitKind.DECODE, sequences, rows, goes_on=goes_on)
 
@@ -217,9 +232,12 @@ class ModelProgram:
             if not output.is_finite or (row.sample is not None and count == 0):
                 sequence.has_ended = True
                 continue
-            self._residents.advance(sequence, row)
-            if output.token is not None:
-                sequence.accept(output.token.token_id)
+            produced = output.tokens
+            if count == len(produced):
+                num_inputs = row.token_ids.shape[0] - len(row.checks) + len(output.drafts)
+                self._residents.advance(sequence, num_inputs)
+            for token in produced[:count]:
+                sequence.accept(token.token_id)
         self._settle(unit)
 
     def abort(self, batch: PendingBatch) -> None:
@@ -250,7 +268,7 @@ class ModelProgram:
                     f"the executor's logits are {logits.shape},"
                     f" not {(num_tokens, self._vocab_size)}"
                 )
-            self._residents.advance(sequence, row)
+            self._residents.advance(sequence, num_tokens)
             return logits
         finally:
             self._settle(unit)
@@ -433,11 +451,22 @@ class ModelProgram:
             )
         return sequence
 
-    def _launchable_decode(self, handle: SequenceHandle) -> SequenceRecord:
-        sequence = self._launchable_sequence(handle, 1)
+    def _launchable_decode(self, handle: SequenceHandle, draft: Draft) -> SequenceRecord:
+        num_drafted = len(draft.token_ids)
+        sequence = self._launchable_sequence(handle, 1 + num_drafted)
         if sequence.num_prompt_left > 0 or not sequence.accepted:
             raise InvariantError(f"{sequence.spec.request_id}: there is no token to decode from")
+        limit = 0 if sequence.num_replay_left > 0 else self._capacity.max_draft_tokens
+        if num_drafted > limit:
+            raise InvariantError(
+                f"{sequence.spec.request_id}: a draft of {num_drafted} tokens, at most {limit}"
+            )
         return sequence
+
+    def _decode_row(self, sequence: SequenceRecord, draft: Draft, *, goes_on: bool) -> UnitRow:
+        num_inputs = 1 + len(draft.token_ids)
+        num_pages = self._residents.pages_to_show(sequence, num_inputs, goes_on=goes_on)
+        return sequence.decode_row(num_pages, draft)
 
     def _launch(
         self,
@@ -461,6 +490,8 @@ class ModelProgram:
     ) -> tuple[RowOutput, ...]:
         if kind is not UnitKind.DECODE:
             return (await self._executor.prefill(rows[0]),)
+        if any(row.checks for row in rows):
+            return await self._executor.verify(rows)
         return await self._executor.decode(rows, goes_on=goes_on)
 
     def _start(
@@ -508,6 +539,11 @@ def _check_capacity(capacity: Capacity, executor: Executor) -> None:
         raise InvariantError(
             f"{capacity.num_slots} StateImage slots (at least 3) and a prefill chunk of"
             f" {capacity.prefill_chunk} (at least 1)"
+        )
+    if not 0 <= capacity.max_draft_tokens <= executor.max_draft_tokens:
+        raise InvariantError(
+            f"drafts of {capacity.max_draft_tokens} tokens, the {executor.name} executor verifies"
+            f" {executor.max_draft_tokens}"
         )
     if executor.host_blocks.shape != (capacity.num_host_blocks, executor.page_bytes):
         raise InvariantError(f"host blocks {executor.host_blocks.shape} are not as planned")

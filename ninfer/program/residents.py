@@ -133,11 +133,11 @@ class Residents:
             sequence.provisional_slot = self._states.acquire(sequence.last_slot)
         return True
 
-    def pages_to_show(self, sequence: SequenceRecord, *, goes_on: bool) -> int:
-        """Pages of a reserved decode row: those of its input and, if it goes on and they are to be
-        had, of the input behind it."""
-        stop = sequence.frontier + 1
-        if goes_on and stop < self._capacity.max_context and self.reserve(sequence, 2):
+    def pages_to_show(self, sequence: SequenceRecord, num_inputs: int = 1, *, goes_on: bool) -> int:
+        """Pages of a reserved decode row: those of its inputs and, if it goes on and they are to be
+        had, of the input behind them."""
+        stop = sequence.frontier + num_inputs
+        if goes_on and stop < self._capacity.max_context and self.reserve(sequence, num_inputs + 1):
             stop += 1
         return pages_of(stop)
 
@@ -150,10 +150,10 @@ class Residents:
         self._pages.unmap(sequence.handle.lane)
         sequence.is_pending = False
 
-    def advance(self, sequence: SequenceRecord, row: UnitRow) -> None:
-        """Make what the unit wrote for this row the sequence's State and KV."""
+    def advance(self, sequence: SequenceRecord, num_inputs: int) -> None:
+        """Make what the unit wrote of this row's first inputs the sequence's State and KV."""
         lane = sequence.handle.lane
-        frontier = row.start + row.token_ids.shape[0]
+        frontier = sequence.frontier + num_inputs
         self._pages.commit(lane, pages_of(frontier))
         if sequence.copies:
             self._pages.end_copy(lane)

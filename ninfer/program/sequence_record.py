@@ -12,13 +12,14 @@ The record decides nothing and frees nothing; `program.py` writes it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from ninfer.contract.arrays import IntArray
-from ninfer.contract.program import SequenceHandle, SequenceSpec
+from ninfer.contract.masks import TokenMask
+from ninfer.contract.program import NO_DRAFT, Draft, SequenceHandle, SequenceSpec
 from ninfer.contract.units import ROOT_SLOT, SampleRow, ScoreRow, UnitRow
 from ninfer.program.token_counts import TokenCounts
 
@@ -117,25 +118,24 @@ class SequenceRecord:
         score = self._score_row(start, stop)
         return self._unit_row(prompt.token_ids[start:stop], num_pages, positions, sample, score)
 
-    def decode_row(self, num_pages: int) -> UnitRow:
-        """The accepted token that belongs to the frontier; only the newest one draws another."""
-        delta = self.spec.prompt.rope_delta
-        positions = None
-        if delta != 0:
-            positions = np.full((3, 1), self.frontier + delta, dtype=np.int32)
+    def decode_row(self, num_pages: int, draft: Draft = NO_DRAFT) -> UnitRow:
+        """The accepted token that belongs to the frontier; only the newest one draws another, and
+        only behind that one there can be a draft."""
         index = self.frontier - self.num_prompt
-        token_ids = np.array([self.accepted[index]], dtype=np.int32)
-        is_newest = index == len(self.accepted) - 1
-        sample = self._sample_row(self.frontier + 1) if is_newest else None
-        return self._unit_row(token_ids, num_pages, positions, sample)
+        token_ids = np.array([self.accepted[index], *draft.token_ids], dtype=np.int32)
+        positions = self._positions_ahead(token_ids.size)
+        if index != len(self.accepted) - 1:
+            return self._unit_row(token_ids, num_pages, positions, None)
+        sample = self._sample_row(self.frontier + 1)
+        if not draft.token_ids:
+            return self._unit_row(token_ids, num_pages, positions, sample)
+        *checks, last = (sample, *self._samples_ahead(draft))
+        return self._unit_row(token_ids, num_pages, positions, last, checks=tuple(checks))
 
     def replay_row(self, num_tokens: int, num_pages: int) -> UnitRow:
         """The next `num_tokens` accepted tokens, none of them the newest."""
-        first, delta = self.frontier - self.num_prompt, self.spec.prompt.rope_delta
-        positions = None
-        if delta != 0:
-            ordinals = np.arange(self.frontier, self.frontier + num_tokens, dtype=np.int32)
-            positions = np.tile(ordinals + delta, (3, 1))
+        first = self.frontier - self.num_prompt
+        positions = self._positions_ahead(num_tokens)
         token_ids = np.array(self.accepted[first : first + num_tokens], dtype=np.int32)
         row = self._unit_row(token_ids, num_pages, positions, None)
         return replace(row, is_replayed=True)
@@ -147,6 +147,7 @@ class SequenceRecord:
         positions: IntArray | None,
         sample: SampleRow | None,
         score: ScoreRow | None = None,
+        checks: tuple[SampleRow, ...] = (),
     ) -> UnitRow:
         if self._mapped.size != num_pages:
             # A view: units share what they see of it, and reserved entries never change under one.
@@ -163,6 +164,7 @@ class SequenceRecord:
             score=score,
             copies=self.copies,
             residence=self._residence,
+            checks=checks,
         )
 
     def _score_row(self, start: int, stop: int) -> ScoreRow | None:
@@ -175,14 +177,41 @@ class SequenceRecord:
             return None
         return ScoreRow(first - start - 1, token_ids[first:last], scoring.num_top)
 
-    def _sample_row(self, position: int) -> SampleRow:
-        is_suppressed = len(self.accepted) < self.spec.min_tokens
-        mask = self.spec.mask
+    def _positions_ahead(self, num_tokens: int) -> IntArray | None:
+        """Rotary positions [3, n] of the next tokens of the answer, None when they are ordinals."""
+        delta = self.spec.prompt.rope_delta
+        if delta == 0:
+            return None
+        ordinals = np.arange(self.frontier, self.frontier + num_tokens, dtype=np.int32)
+        return np.tile(ordinals + delta, (3, 1))
+
+    def _samples_ahead(self, draft: Draft) -> Iterator[SampleRow]:
+        """Behind each drafted token, as if it and those before it were accepted."""
+        counts = self._counts.copy() if self.spec.sampling.counts_tokens else self._counts
+        masks = draft.masks or (None,) * len(draft.token_ids)
+        for ahead, (token_id, mask) in enumerate(zip(draft.token_ids, masks, strict=True), 1):
+            if self.spec.sampling.counts_tokens:
+                counts.add(token_id)
+            yield self._sample_row(self.frontier + 1 + ahead, ahead, counts, mask)
+
+    def _sample_row(
+        self,
+        position: int,
+        num_ahead: int = 0,
+        counts: TokenCounts | None = None,
+        mask: TokenMask | None = None,
+    ) -> SampleRow:
+        """`num_ahead` drafted tokens come before it; `counts` and `mask` are then those behind
+        them."""
+        is_suppressed = len(self.accepted) + num_ahead < self.spec.min_tokens
+        if num_ahead == 0:
+            mask = self.spec.mask
+        counts = counts or self._counts
         return SampleRow(
             params=self.spec.sampling,
             position=position,
-            generated_ids=self._counts.token_ids,
-            generated_counts=self._counts.counts,
+            generated_ids=counts.token_ids,
+            generated_counts=counts.counts,
             prompt_ids=self._prompt_ids,
             suppressed_ids=self.spec.suppressed_ids if is_suppressed else (),
             mask=mask if mask is not None and mask.is_active else None,

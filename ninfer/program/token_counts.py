@@ -27,6 +27,12 @@ class TokenCounts:
         counted.token_ids, counted.counts = distinct, counts.astype(np.int32)
         return counted
 
+    def copy(self) -> TokenCounts:
+        """Another one that goes on from here."""
+        copied = TokenCounts()
+        copied.token_ids, copied.counts = self.token_ids, self.counts
+        return copied
+
     def add(self, token_id: int) -> None:
         index = int(np.searchsorted(self.token_ids, token_id))
         if index < self.token_ids.shape[0] and self.token_ids[index] == token_id:

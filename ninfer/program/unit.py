@@ -39,6 +39,16 @@ def check_outputs(rows: Sequence[UnitRow], outputs: tuple[RowOutput, ...], vocab
             raise InvariantError("the executor scored more or less than asked")
         if output.token is not None and not 0 <= output.token.token_id < vocab_size:
             raise InvariantError(f"the executor chose token {output.token.token_id}")
+        _check_drafts(row, output)
+
+
+def _check_drafts(row: UnitRow, output: RowOutput) -> None:
+    """What a row says was right is the beginning of its draft."""
+    accepted = [token.token_id for token in output.drafts]
+    if accepted and (output.token is None or len(accepted) > len(row.checks)):
+        raise InvariantError(f"the executor accepts {len(accepted)} of {len(row.checks)} drafts")
+    if accepted and accepted != row.token_ids[1 : 1 + len(accepted)].tolist():
+        raise InvariantError(f"the executor accepts {accepted}, which were not drafted")
 
 
 def _has_asked_scores(row: UnitRow, output: RowOutput) -> bool:
@@ -57,6 +67,6 @@ def check_accepted(outputs: tuple[RowOutput, ...], accepted: Sequence[int]) -> N
     if len(accepted) != len(outputs):
         raise InvariantError(f"{len(accepted)} accepted counts for {len(outputs)} rows")
     for index, (output, count) in enumerate(zip(outputs, accepted, strict=True)):
-        num_produced = 0 if output.token is None else 1
+        num_produced = len(output.tokens)
         if not 0 <= count <= num_produced:
             raise InvariantError(f"row {index} accepts {count} of {num_produced} tokens")

@@ -16,6 +16,7 @@ from ninfer.contract.cache import CheckpointId, CheckpointKind, MissReason, Tier
 from ninfer.contract.chat import ChatMessage, ChatPrompt, TextPart
 from ninfer.contract.generation import Finish, FinishReason, GenerationRequest, RequestHandle
 from ninfer.contract.program import (
+    Draft,
     PausedSequence,
     PendingBatch,
     Program,
@@ -82,11 +83,15 @@ class Leaving(FaultyProgram):
         return super().launch_prefill(handle, num_tokens)
 
     def launch_decode(
-        self, handles: Sequence[SequenceHandle], *, goes_on: bool = False
+        self,
+        handles: Sequence[SequenceHandle],
+        *,
+        drafts: Sequence[Draft] = (),
+        goes_on: bool = False,
     ) -> PendingBatch:
         if not self._targets.isdisjoint(handles):
             self._meet("decode")
-        return super().launch_decode(handles, goes_on=goes_on)
+        return super().launch_decode(handles, drafts=drafts, goes_on=goes_on)
 
     def pause(self, handle: SequenceHandle, *, keeps_state: bool) -> PausedSequence:
         paused = super().pause(handle, keeps_state=keeps_state)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ninfer.contract.generation import Finished, GenerationRequest, Progress
-from ninfer.contract.program import PendingBatch, SequenceHandle
+from ninfer.contract.program import Draft, PendingBatch, SequenceHandle
 from ninfer.contract.prompt import PreparedPrompt
 from ninfer.contract.sampling import SamplingParams
 from ninfer.engine.core import Engine
@@ -70,7 +70,11 @@ class Patient(FaultyProgram):
     """A Program whose units never go on."""
 
     def launch_decode(
-        self, handles: Sequence[SequenceHandle], *, goes_on: bool = False
+        self,
+        handles: Sequence[SequenceHandle],
+        *,
+        drafts: Sequence[Draft] = (),
+        goes_on: bool = False,
     ) -> PendingBatch:
         return super().launch_decode(handles)
 

@@ -1,10 +1,10 @@
 """The engine as a state machine: random programs over real stores, Scheduler, worker and policy.
 
 An episode is a random machine (lanes, pages, slots, host blocks, disk) with random arrivals,
-prompts that share beginnings, siblings, masks, scores of prompts, cancels, deadlines, clients that
-leave, bad rows, copies that fail and flushes. After every step all counts must hold; at the end
-every request has ended once with the tokens it has alone, and nothing is left. In some episodes the
-device itself fails at a copy, which ends them. A failure names its seed, and
+prompts that share beginnings, siblings, drafts, masks, scores of prompts, cancels, deadlines,
+clients that leave, bad rows, copies that fail and flushes. After every step all counts must hold;
+at the end every request has ended once with the tokens it has alone, and nothing is left. In some
+episodes the device itself fails at a copy, which ends them. A failure names its seed, and
 `asyncio.run(run_episode(seed))` plays it again.
 """
 
@@ -32,11 +32,12 @@ from ninfer.engine.context_protocol import ContextPolicy
 from ninfer.engine.request_record import Phase
 from tests.helpers.chaos_policy import ChaosPolicy
 from tests.helpers.client import Client
-from tests.helpers.engine_rig import EngineRig, StepGate, solo_tokens, spin
+from tests.helpers.engine_rig import VOCAB_SIZE, EngineRig, StepGate, solo_tokens, spin
 from tests.helpers.failing_copies import FailingCopies
 from tests.helpers.fake_executor import PAGE_BYTES, SLOT_BYTES, Fault
 from tests.helpers.masked_session import MaskedSession
 from tests.helpers.memory_disk import MemoryDisk
+from tests.helpers.oracle_drafter import oracles
 from tests.helpers.prompt_scores import assert_scored
 from tests.helpers.random_requests import MAX_CONTEXT, RandomRequests
 
@@ -171,6 +172,7 @@ class Episode:
             num_slots=2 * lanes + 1 + source.choice((0, 0, 1, 4, 12)),
             prefill_chunk=source.choice((32, 64, 200)),
             num_host_blocks=source.choice((16, 60) if self.is_fatal else (0, 0, 6, 16, 60)),
+            max_draft_tokens=(0, 0, 1, 3, 8)[self.seed % 5],
         )
 
         disk = None
@@ -207,7 +209,13 @@ class Episode:
             ),
             has_states=has_states,
             disk=disk,
+            make_drafter=oracles(self._answer_of, VOCAB_SIZE, self.seed),
         )
+
+    def _answer_of(self, request: GenerationRequest) -> list[int]:
+        """What it may come to say; the drafter is wrong about what no budget allows."""
+        has_states = self.rig.executor.has_states
+        return solo_tokens(request, min(request.max_tokens, MAX_CONTEXT), has_states=has_states)
 
     async def _finish(self) -> None:
         for _ in range(100_000):
@@ -230,6 +238,8 @@ class Episode:
         reached["steps"] = self.num_steps
         for name in ("num_pauses", "num_resumes", "num_replays", "num_snapshots_lost"):
             reached[name] += getattr(metrics, name)
+        reached["accepted_drafts"] += metrics.drafts.accepted_total
+        reached["wrong_drafts"] += metrics.drafts.drafted_total - metrics.drafts.accepted_total
         reached["forced_units"] += self.program.num_forced_units
         reached["snapshot_resumes"] += metrics.num_resumes - metrics.num_replays
         for kind, count in self.program.failed.items():
@@ -355,6 +365,8 @@ async def test_all_of_it_happens(reached: dict[int, Counter[str]]) -> None:
         "num_replays",
         "num_snapshots_lost",
         "snapshot_resumes",
+        "accepted_drafts",
+        "wrong_drafts",
         "hits",
         "moves",
         "cache_hits",

@@ -143,6 +143,8 @@ def test_no_counter_is_forgotten(name: str) -> None:
             value.total.observe(1)
         elif change and name == "completion_rate":
             value.note(1, 0.5)
+        elif change and name == "drafts":
+            value.note(2, 1)
         elif change and isinstance(value, dict):
             value.update(dict.fromkeys(_keys_of(name), 5))
         elif change:

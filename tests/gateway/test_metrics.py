@@ -39,6 +39,7 @@ VLLM = {
     "iteration_tokens_total": "histogram",
     "spec_decode_num_drafts": "counter", "spec_decode_num_draft_tokens": "counter",
     "spec_decode_num_accepted_tokens": "counter",
+    "spec_decode_num_accepted_tokens_per_pos": "counter",
 }  # fmt: skip
 SGLANG = {
     "num_running_reqs", "num_queue_reqs", "token_usage", "num_used_tokens", "cache_hit_rate",
@@ -204,3 +205,23 @@ async def test_the_page_is_whole_while_the_model_loads() -> None:
         assert "vllm:request_params_n" in found
         rig.gateway.attach(ServedModel(rig.engine, FakeFrontend(), CARD))
         assert (await rig.get("/metrics")).status == 200
+
+
+async def test_drafts_are_counted_by_their_places(rig: Rig) -> None:
+    metrics = EngineMetrics()
+    metrics.drafts.note(4, 2)
+    metrics.drafts.note(3, 0)
+    metrics.drafts.note(1, 1)
+    attach_figures(rig, metrics)
+    found = await page(rig)
+    totals = {
+        name: found[f"ninfer_{name}"].samples[0].value
+        for name in ("draft_rounds", "drafted_tokens", "accepted_draft_tokens")
+    }
+    assert totals == {"draft_rounds": 3, "drafted_tokens": 8, "accepted_draft_tokens": 3}
+    places = found["ninfer_accepted_drafts_at"].samples
+    assert [(sample.labels["position"], sample.value) for sample in places[:3]] == [
+        ("0", 2.0),
+        ("1", 1.0),
+        ("2", 0.0),
+    ]

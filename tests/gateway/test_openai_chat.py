@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from ninfer.contract.errors import NonFiniteLogits, Unavailable
 from ninfer.contract.generation import (
     Admitted,
+    DraftCounts,
     Event,
     Finish,
     Finished,
@@ -18,6 +20,7 @@ from ninfer.contract.generation import (
     OutputDelta,
     Progress,
 )
+from ninfer.gateway.answer_parts import timings_object
 from tests.helpers.fake_engine import (
     CARD,
     TIMINGS,
@@ -69,6 +72,13 @@ async def test_whole_answer_has_every_field(rig: Rig) -> None:
     }
     assert body["timings"]["queue_s"] == TIMINGS.queue_s
     assert body["timings"]["tokens_per_second"] == pytest.approx(10 / TIMINGS.decode_s)
+
+
+async def test_timings_tell_of_drafts(rig: Rig) -> None:
+    assert "drafts" not in (await rig.chat()).json()["timings"]
+    drafted = replace(TIMINGS, drafts=DraftCounts(rounds=4, drafted=9, accepted=5))
+    timings = timings_object([TIMINGS, drafted, drafted], 30)
+    assert timings["drafts"] == {"rounds": 8, "drafted": 18, "accepted": 10}
 
 
 async def test_missing_model_is_answered_with_the_served_name(rig: Rig) -> None:

@@ -28,6 +28,8 @@ from ninfer.contract.sampling import PromptScoring, SamplingParams
 from ninfer.contract.units import Capacity
 from ninfer.engine.context_protocol import ContextPolicy
 from ninfer.engine.core import Engine
+from ninfer.engine.speculation.drafter import MakeDrafter
+from ninfer.engine.speculation.row_drafter import RowDrafter
 from ninfer.program.program import ModelProgram
 from ninfer.program.stores.disk_store import DiskStore
 from tests.helpers.fake_executor import FakeExecutor, expected_tokens
@@ -47,10 +49,12 @@ def capacity(
     chunk: int = 16,
     cache_slots: int = 0,
     host_blocks: int = 0,
+    draft_tokens: int = 0,
 ) -> Capacity:
     """As the planner makes it: two StateImages a lane, the root, and what the cache gets."""
     pages = lanes * -(-max_context // 64) if num_pages is None else num_pages
-    return Capacity(lanes, max_context, pages, 2 * lanes + 1 + cache_slots, chunk, host_blocks)
+    slots = 2 * lanes + 1 + cache_slots
+    return Capacity(lanes, max_context, pages, slots, chunk, host_blocks, draft_tokens)
 
 
 class ManualClock:
@@ -186,6 +190,7 @@ class EngineRig:
         make_policy: Callable[[Program], ContextPolicy] | None = None,
         has_states: bool = True,
         disk: DiskStore | None = None,
+        make_drafter: MakeDrafter = RowDrafter,
     ) -> None:
         self.clock = ManualClock()
         self.executor = FakeExecutor(VOCAB_SIZE, limits, has_states=has_states)
@@ -200,6 +205,7 @@ class EngineRig:
             policy=None if make_policy is None else make_policy(program),
             max_decode_gap_s=max_decode_gap_s,
             clock=self.clock,
+            make_drafter=make_drafter,
         )
         self._num_requests = 0
 
@@ -278,6 +284,7 @@ async def running_engine(
     max_decode_gap_s: float | None = None,
     wrap: Callable[[Program], Program] = lambda program: program,
     make_policy: Callable[[Program], ContextPolicy] | None = None,
+    make_drafter: MakeDrafter = RowDrafter,
 ) -> AsyncIterator[EngineRig]:
     rig = EngineRig(
         limits or capacity(),
@@ -286,6 +293,7 @@ async def running_engine(
         max_decode_gap_s=max_decode_gap_s,
         wrap=wrap,
         make_policy=make_policy,
+        make_drafter=make_drafter,
     )
     await rig.engine.start()
     try:

@@ -212,6 +212,31 @@ async def decode(
     return [taken(output) for output in outputs]
 
 
+def draft_row(target: DrivenSequence, token_id: int, draft: Sequence[int]) -> UnitRow:
+    """The next input with a draft behind it."""
+    row = target.row([token_id, *draft], samples=True)
+    first = target.frontier + 1
+    checks = tuple(sample_row(first + index, target.params) for index in range(len(draft)))
+    return dataclasses.replace(row, checks=checks)
+
+
+async def verify(
+    executor: Executor,
+    targets: Sequence[DrivenSequence],
+    token_ids: Sequence[int],
+    drafts: Sequence[Sequence[int]],
+) -> list[list[int]]:
+    """One round of every target: the tokens it produced."""
+    rows = tuple(map(draft_row, targets, token_ids, drafts))
+    outputs = await executor.verify(rows)
+    produced = []
+    for target, row, output in zip(targets, rows, outputs, strict=True):
+        taken(output)
+        produced.append([token.token_id for token in output.tokens])
+        target.advance(row.token_ids[: len(produced[-1])].tolist())
+    return produced
+
+
 async def generate(executor: Executor, target: DrivenSequence, first: int, count: int) -> list[int]:
     """`count` tokens, of which `first` came from the prefill."""
     tokens = [first]

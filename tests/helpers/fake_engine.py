@@ -76,6 +76,9 @@ class NoSession:
     def goes_on_after(self, token: GeneratedToken) -> bool:
         raise AssertionError("the fake engine has no use for sessions")
 
+    def masks_behind(self, token_ids: Sequence[int]) -> Sequence[None]:
+        raise AssertionError("the fake engine has no use for sessions")
+
     def commit(self, preview: OutputPreview) -> None:
         raise AssertionError("the fake engine has no use for sessions")
 

@@ -23,7 +23,7 @@ import asyncio
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
@@ -41,6 +41,7 @@ from ninfer.contract.sampling import (
     TokenLogprobs,
 )
 from ninfer.contract.units import (
+    MAX_DRAFT_TOKENS,
     PAGE_TOKENS,
     ROOT_SLOT,
     Capacity,
@@ -77,7 +78,7 @@ class Fault:
 class Call:
     """One call as it arrived: `num_tokens` inputs in each of `num_rows` rows."""
 
-    kind: Literal["prefill", "decode", "score"]
+    kind: Literal["prefill", "decode", "verify", "score"]
     num_rows: int
     num_tokens: int
 
@@ -145,6 +146,20 @@ class FakeExecutor:
             for row in rows if goes_on else ():
                 self._spoil_next(row)
             return outputs
+
+    @property
+    def max_draft_tokens(self) -> int:
+        return MAX_DRAFT_TOKENS
+
+    async def verify(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
+        with self._call("verify", rows) as fault:
+            for row in rows:
+                if len(row.checks) != row.token_ids.shape[0] - 1:
+                    raise OpContractError("a row to verify has not one choice for each input")
+                if row.checks and (row.sample is None or len(row.checks) > MAX_DRAFT_TOKENS):
+                    raise OpContractError("a row with drafts draws nothing, or there are too many")
+            await self._wait()
+            return self._run(rows, fault)
 
     async def score(self, row: UnitRow) -> Float32Array:
         with self._call("score", (row,)) as fault:
@@ -228,7 +243,7 @@ class FakeExecutor:
 
     @contextmanager
     def _call(
-        self, kind: Literal["prefill", "decode", "score"], rows: tuple[UnitRow, ...]
+        self, kind: Literal["prefill", "decode", "verify", "score"], rows: tuple[UnitRow, ...]
     ) -> Iterator[Fault | None]:
         if self.is_closed or self.is_running:
             raise OpContractError("a call on a closed or busy executor")
@@ -305,6 +320,40 @@ class FakeExecutor:
         return tuple(outputs)
 
     def _run_row(self, row: UnitRow) -> RowOutput:
+        return self._run_draft(row) if row.checks else self._run_inputs(row)
+
+    def _run_draft(self, row: UnitRow) -> RowOutput:
+        """Input after input, as far as each is what was chosen before it; behind them the KV is
+        garbage."""
+        tokens: list[GeneratedToken] = []
+        slot, num_inputs = row.read_slot, row.token_ids.shape[0]
+        self._write_kv(row, np.full(num_inputs, _POISON, np.uint64))
+        for index, sample in enumerate((*row.checks, row.sample)):
+            stop = index + 1
+            positions = None if row.positions is None else row.positions[:, index:stop]
+            step = replace(
+                row,
+                token_ids=row.token_ids[index:stop],
+                start=row.start + index,
+                read_slot=slot,
+                positions=positions,
+                sample=sample,
+                checks=(),
+            )
+            before = self._slots[slot]
+            output = self._run_inputs(step)
+            if output.token is None and tokens:
+                self._slots[row.write_slot] = before
+                break
+            slot = row.write_slot
+            if output.token is None:
+                return output
+            tokens.append(output.token)
+            if stop == num_inputs or row.token_ids[stop] != output.token.token_id:
+                break
+        return RowOutput(tokens[-1], drafts=tuple(tokens[:-1]))
+
+    def _run_inputs(self, row: UnitRow) -> RowOutput:
         ordinals = _ordinals_of(row)
         self._write_kv(row, _kv_of(row.token_ids, row.positions, ordinals))
         scores = None if row.score is None else self._scores(row, row.score)

@@ -9,6 +9,7 @@ from ninfer.contract.cache import CheckpointId
 from ninfer.contract.program import (
     Amounts,
     CheckpointFacts,
+    Draft,
     Occupancy,
     PausedSequence,
     PendingBatch,
@@ -75,10 +76,14 @@ class FaultyProgram:
         return self._program.launch_prefill(handle, num_tokens)
 
     def launch_decode(
-        self, handles: Sequence[SequenceHandle], *, goes_on: bool = False
+        self,
+        handles: Sequence[SequenceHandle],
+        *,
+        drafts: Sequence[Draft] = (),
+        goes_on: bool = False,
     ) -> PendingBatch:
         self._on_call("launch_decode")
-        return self._program.launch_decode(handles, goes_on=goes_on)
+        return self._program.launch_decode(handles, drafts=drafts, goes_on=goes_on)
 
     async def complete(self, batch: PendingBatch) -> None:
         await self._program.complete(batch)

@@ -35,6 +35,8 @@ from ninfer.contract.model import ModelSource
 from ninfer.contract.sampling import GeneratedToken
 from ninfer.contract.units import Capacity
 from ninfer.engine.core import Engine
+from ninfer.engine.speculation.drafter import MakeDrafter
+from ninfer.engine.speculation.row_drafter import RowDrafter
 from ninfer.frontend.frontend import ModelFrontend
 from ninfer.options import SamplingOptions
 from ninfer.program.executors.cpu import CpuExecutor
@@ -69,7 +71,13 @@ class GuidedModel:
 
     @asynccontextmanager
     async def engine(
-        self, *, lanes: int = 4, num_pages: int = 64, host_blocks: int = 0
+        self,
+        *,
+        lanes: int = 4,
+        num_pages: int = 64,
+        host_blocks: int = 0,
+        draft_tokens: int = 0,
+        make_drafter: MakeDrafter = RowDrafter,
     ) -> AsyncIterator[Engine]:
         capacity = Capacity(
             max_concurrency=lanes,
@@ -78,10 +86,11 @@ class GuidedModel:
             num_slots=2 * lanes + 1,
             prefill_chunk=128,
             num_host_blocks=host_blocks,
+            max_draft_tokens=draft_tokens,
         )
         executor = CpuExecutor(self.source.config, self.weights, capacity, num_threads=1)
         program = ModelProgram(self.source.config, executor, capacity)
-        engine = Engine(program, max_pending=256, queue_timeout_s=600.0)
+        engine = Engine(program, max_pending=256, queue_timeout_s=600.0, make_drafter=make_drafter)
         await engine.start()
         try:
             yield engine

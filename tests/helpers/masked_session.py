@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from ninfer.contract.errors import NInferError, RequestError
 from ninfer.contract.generation import FinishReason, OutputPreview
+from ninfer.contract.masks import TokenMask
 from ninfer.contract.sampling import GeneratedToken
-from tests.helpers.fixed_mask import packed
+from tests.helpers.fixed_mask import FixedMask, packed
 from tests.helpers.scripted_session import ScriptedSession
 
 
@@ -84,6 +85,16 @@ class MaskedSession(ScriptedSession):
         if self.is_active or self._allowed(token.token_id) is not None:
             return False
         return super().goes_on_after(token)
+
+    def masks_behind(self, token_ids: Sequence[int]) -> Sequence[TokenMask | None]:
+        masks: list[TokenMask] = []
+        for index, token_id in enumerate(token_ids):
+            allowed = self._allowed(*token_ids[:index])
+            behind = self._allowed(*token_ids[: index + 1])
+            if (allowed is not None and token_id not in allowed) or len(behind or (0, 1)) == 1:
+                break
+            masks.append(FixedMask(behind or (), is_active=behind is not None))
+        return masks
 
     def _allowed(self, *more: int) -> tuple[int, ...] | None:
         """Behind what is committed and `more`."""

@@ -150,6 +150,9 @@ class _NoSession:
     def goes_on_after(self, token: Any) -> bool:
         raise NotImplementedError
 
+    def masks_behind(self, token_ids: Any) -> Any:
+        raise NotImplementedError
+
     def commit(self, preview: Any) -> None:
         raise NotImplementedError
 

@@ -16,6 +16,7 @@ from ninfer.contract.generation import (
     OutputDelta,
     OutputPreview,
 )
+from ninfer.contract.masks import TokenMask
 from ninfer.contract.sampling import GeneratedToken
 
 
@@ -98,6 +99,11 @@ class ScriptedSession:
     def goes_on_after(self, token: GeneratedToken) -> bool:
         self._on_call("goes_on_after")
         return self._state.num_tokens + 1 != self._finish_after
+
+    def masks_behind(self, token_ids: Sequence[int]) -> Sequence[TokenMask | None]:
+        """Ends are a surprise."""
+        self._on_call("masks_behind")
+        return (None,) * len(token_ids)
 
     def commit(self, preview: OutputPreview) -> None:
         self._on_call("commit")

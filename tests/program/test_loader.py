@@ -179,6 +179,25 @@ def test_threads_of_the_cpu_are_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch
         plan_model(open_model(golden_model(CASE)), EngineOptions(cpu_threads=2))
 
 
+def test_drafts_are_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_device, "unusable_reason", lambda _index=0: None)
+    with pytest.raises(OptionError, match="--spec: ngram is for the CPU so far, and here the mod"):
+        plan_model(open_model(golden_model(CASE)), EngineOptions(spec="ngram"))
+
+
+def test_drafts_have_a_length_and_take_memory_for_logits() -> None:
+    source = open_model(golden_model(CASE))
+    plain = plan_model(source, EngineOptions())
+    drafting = plan_model(source, EngineOptions(spec="ngram", draft_tokens=8))
+    assert plain.capacity.max_draft_tokens == 0
+    assert drafting.capacity.max_draft_tokens == 8
+    assert plan_model(source, EngineOptions(spec="ngram")).capacity.max_draft_tokens == 7
+    logits = [plan.detail["logits_bytes"] for plan in (plain, drafting)]
+    assert logits[1] >= logits[0]
+    with pytest.raises(OptionError, match="--draft-tokens: it is for --spec, which is none"):
+        plan_model(source, EngineOptions(draft_tokens=2))
+
+
 def test_a_system_that_hides_its_memory_needs_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_memory, "available_bytes", lambda: None)
     source = open_model(golden_model(CASE))

@@ -13,19 +13,32 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ninfer.contract.errors import DeviceError
-from ninfer.contract.program import Occupancy, PendingBatch, SequenceHandle, SequenceSpec
+from ninfer.contract.program import (
+    Draft,
+    Occupancy,
+    PendingBatch,
+    SequenceHandle,
+    SequenceSpec,
+)
 from ninfer.contract.sampling import SamplingParams
 from ninfer.contract.units import Capacity
 from ninfer.program.program import ModelProgram
 from tests.helpers.fake_executor import FakeExecutor, Fault
 from tests.helpers.model_configs import hybrid_config
-from tests.helpers.program_driver import expected_of, spec_of, tokens_of
+from tests.helpers.program_driver import expected_of, spec_of
 
 pytestmark = pytest.mark.no_cover
 """Many steps: measuring coverage would take longer than the tests."""
 
 VOCAB_SIZE = 13
-CAPACITY = Capacity(max_concurrency=3, max_context=200, num_pages=6, num_slots=6, prefill_chunk=70)
+CAPACITY = Capacity(
+    max_concurrency=3,
+    max_context=200,
+    num_pages=6,
+    num_slots=6,
+    prefill_chunk=70,
+    max_draft_tokens=5,
+)
 Ending: TypeAlias = Literal["commit", "refuse", "abort", "device_error", "non_finite", "cancel"]
 ENDINGS = st.sampled_from(
     ("commit", "commit", "commit", "refuse", "abort", "device_error", "non_finite", "cancel")
@@ -55,6 +68,11 @@ class Model:
     def can_decode(self) -> bool:
         is_room_left = self.frontier < CAPACITY.max_context
         return not self.has_ended and bool(self.accepted) and is_room_left
+
+    @property
+    def is_behind(self) -> bool:
+        """Accepted tokens are to be fed again."""
+        return self.frontier < self.spec.prompt.num_tokens + len(self.accepted) - 1
 
     @property
     def num_slots(self) -> int:
@@ -132,9 +150,23 @@ class ProgramMachine(RuleBasedStateMachine):
         chosen = data.draw(st.permutations(candidates))
         chosen = chosen[: data.draw(st.integers(1, len(chosen)))]
         rows = [model for model in chosen if self.reserve(model, 1)]
-        goes_on = data.draw(st.booleans()) and ending not in ("abort", "cancel")
+        drafts = [self.draft(data, model) for model in rows] if data.draw(st.booleans()) else []
+        goes_on = not any(drafts) and data.draw(st.booleans()) and ending not in ("abort", "cancel")
         if rows:
-            self.loop.run_until_complete(self.run_decode(rows, ending, goes_on))
+            self.loop.run_until_complete(self.run_decode(rows, drafts, ending, goes_on))
+
+    def draft(self, data: st.DataObject, model: Model) -> list[int]:
+        """Right as far as a number says, as long as there are pages; none for a row behind."""
+        limit = min(CAPACITY.max_draft_tokens, CAPACITY.max_context - model.frontier - 1)
+        size = 0 if model.is_behind else data.draw(st.integers(0, limit))
+        num_right = data.draw(st.integers(0, size))
+        num_known = len(model.accepted)
+        text = expected_of(model.spec, num_known + size, vocab_size=VOCAB_SIZE)
+        draft = [
+            token if place < num_right else (token + 1) % VOCAB_SIZE
+            for place, token in enumerate(text[num_known:])
+        ]
+        return draft if size == 0 or self.reserve(model, 1 + size) else []
 
     def reserve(self, model: Model, num_tokens: int) -> bool:
         """Reserve and compare with what the model of the pool says."""
@@ -157,11 +189,15 @@ class ProgramMachine(RuleBasedStateMachine):
         batch = self.program.launch_prefill(model.handle, num_tokens)
         await self.settle(batch, [model], ending)
 
-    async def run_decode(self, rows: list[Model], ending: Ending, goes_on: bool) -> None:
+    async def run_decode(
+        self, rows: list[Model], drafts: list[list[int]], ending: Ending, goes_on: bool
+    ) -> None:
         if ending in ("device_error", "non_finite"):
             self.executor.faults[len(self.executor.calls)] = Fault(ending)
         handles = [model.handle for model in rows]
-        batch = self.program.launch_decode(handles, goes_on=goes_on)
+        batch = self.program.launch_decode(
+            handles, drafts=[Draft(tuple(draft)) for draft in drafts], goes_on=goes_on
+        )
         for model in rows if goes_on else ():
             needed = -(-(model.frontier + 2) // 64)
             num_free = CAPACITY.num_pages - sum(other.num_pages for other in self.models)
@@ -174,19 +210,25 @@ class ProgramMachine(RuleBasedStateMachine):
         if not await self.wait(batch, ending):
             self.program.abort(batch)
             return
-        tokens = tokens_of(batch)
-        accepted = [0 if token is None else 1 for token in tokens]
+        outputs = batch.outputs
+        assert outputs is not None
+        tokens = [[token.token_id for token in output.tokens] for output in outputs]
+        accepted = [len(produced) for produced in tokens]
         is_refused = ending == "refuse" and accepted[0] == 1
-        if is_refused:
-            accepted[0] = 0
+        if ending == "refuse" and accepted[0] > 0:
+            # Of several tokens the first are taken: the row is then behind its ledger.
+            accepted[0] -= 1
+        is_cut = ending == "refuse" and accepted[0] > 0
         self.program.commit(batch, accepted)
         rows[0].has_ended = is_refused or ending == "non_finite"
-        for model, num_inputs, token in zip(rows, batch.num_inputs, tokens, strict=True):
-            if not model.has_ended:
-                model.frontier += num_inputs
+        for index, (model, output) in enumerate(zip(rows, outputs, strict=True)):
+            if model.has_ended:
+                continue
+            if not (is_cut and index == 0):
+                has_draft = model.num_prompt_left == 0 and bool(output.tokens)
+                model.frontier += len(output.tokens) if has_draft else batch.num_inputs[index]
                 model.has_provisional = False
-                if token is not None:
-                    model.accepted.append(token)
+            model.accepted += tokens[index][: accepted[index]]
 
     async def wait(self, batch: PendingBatch, ending: Ending) -> bool:
         """Complete the unit; False when it has to be aborted."""

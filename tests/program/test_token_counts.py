@@ -31,3 +31,15 @@ def test_arrays_given_away_stay_as_they_were() -> None:
     counts.add(1)
     assert token_ids.tolist() == [3]
     assert multiplicities.tolist() == [1]
+
+
+def test_a_copy_goes_its_own_way() -> None:
+    counts = TokenCounts.of([1, 4])
+    copied = counts.copy()
+    copied.add(4)
+    copied.add(2)
+    counts.add(9)
+    assert copied.token_ids.tolist() == [1, 2, 4]
+    assert copied.counts.tolist() == [1, 1, 2]
+    assert counts.token_ids.tolist() == [1, 4, 9]
+    assert counts.counts.tolist() == [1, 1, 1]

@@ -29,6 +29,10 @@ _LONGEST_CHARACTER: Final = 4
 _ALL: Final = np.uint32(0xFFFFFFFF)
 
 
+class NotAllowed(InvariantError):
+    """A token came that may not come."""
+
+
 class Phase(Enum):
     THOUGHT = auto()
     FREE = auto()
@@ -117,7 +121,10 @@ class Guide:
 
     @property
     def is_active(self) -> bool:
-        state = self._state
+        return self.restricts_at(self._state)
+
+    def restricts_at(self, state: GuideState) -> bool:
+        """Whether the token behind a state is restricted."""
         return (
             bool(state.forced)
             or state.phase is Phase.BOUND
@@ -125,24 +132,32 @@ class Guide:
         )
 
     def fill(self, words: NDArray[np.uint32]) -> None:
-        state, rules = self._state, self._rules
+        self.fill_at(self._state, words)
+
+    def fill_at(self, state: GuideState, words: NDArray[np.uint32]) -> None:
+        """Allow what may come behind the present state or one of its successors."""
+        rules = self._rules
         if state.forced:
             words[:] = 0
             _allow(words, state.forced[0])
         elif state.phase is Phase.BOUND:
-            self._fill_bound(words)
+            self._fill_bound(state, words)
         else:
             words[:] = _ALL
             for token_id in rules.end_ids | rules.mute_ids:
                 _forbid(words, token_id)
 
     def forced(self) -> tuple[int, ...]:
-        state = self._state
+        return self.forced_at(self._state)
+
+    def forced_at(self, state: GuideState) -> tuple[int, ...]:
+        """What must come behind the present state or one of its successors."""
         if state.forced:
             return state.forced
         if state.phase is Phase.BOUND and self._matcher is not None:
-            forced = self._matcher.forced()
-            return tuple(forced) if forced and self._matcher.accepts(forced) else ()
+            matcher = self._matcher_at(state)
+            forced = matcher.forced()
+            return tuple(forced) if forced and matcher.accepts(forced) else ()
         return ()
 
     def failure(self) -> NInferError:
@@ -170,7 +185,7 @@ class Guide:
 
     def after(self, state: GuideState, token_id: int, *, thinks: bool) -> GuideState:
         """The state behind `token_id`; `thinks`: what comes next belongs to a thought. Raises
-        InvariantError for a token that may not come."""
+        NotAllowed for a token that may not come."""
         state = replace(state, num_tokens=state.num_tokens + 1)
         if state.forced:
             return self._after_forced(state, token_id, thinks=thinks)
@@ -204,20 +219,20 @@ class Guide:
     def _answer_phase(self) -> Phase:
         return Phase.BOUND if self._holds_grammar else Phase.FREE
 
-    def _fill_bound(self, words: NDArray[np.uint32]) -> None:
-        rules, matcher = self._rules, self._ready()
+    def _fill_bound(self, state: GuideState, words: NDArray[np.uint32]) -> None:
+        rules, matcher = self._rules, self._matcher_at(state)
         matcher.fill(words)
         for token_id in rules.end_ids | rules.mute_ids:
             _forbid(words, token_id)
         if rules.trigger is None and matcher.is_accepting:
-            is_early = self._state.num_tokens < rules.min_tokens
+            is_early = state.num_tokens < rules.min_tokens
             if not is_early or not words.any():
                 for token_id in rules.end_ids:
                     _allow(words, token_id)
 
     def _after_forced(self, state: GuideState, token_id: int, *, thinks: bool) -> GuideState:
         if token_id != state.forced[0]:
-            raise InvariantError(f"token {token_id} came where {state.forced[0]} was forced")
+            raise NotAllowed(f"token {token_id} came where {state.forced[0]} was forced")
         state = replace(state, forced=state.forced[1:])
         if state.phase is Phase.THOUGHT and not thinks:
             return replace(state, phase=self._answer_phase)
@@ -248,7 +263,7 @@ class Guide:
 
     def _after_free(self, state: GuideState, token_id: int, *, thinks: bool) -> GuideState:
         if token_id == self._rules.trigger and not thinks:
-            return replace(state, phase=Phase.BOUND, restarts=True)
+            return replace(state, phase=Phase.BOUND, restarts=True, fed=())
         if thinks and self._rules.budget is not None and not state.is_closing:
             return replace(state, phase=Phase.THOUGHT)
         return state
@@ -259,18 +274,28 @@ class Guide:
         return self._fed(state, (token_id,))
 
     def _fed(self, state: GuideState, token_ids: tuple[int, ...]) -> GuideState:
-        matcher, fed = self._ready(), (*state.fed, *token_ids)
-        if state.restarts or not matcher.accepts(fed):
-            raise InvariantError(f"tokens {token_ids} are not what the grammar allows")
+        fed = (*state.fed, *token_ids)
+        matcher = self._start_of(state)
+        if not matcher.accepts(fed):
+            raise NotAllowed(f"tokens {token_ids} are not what the grammar allows")
         is_complete = matcher.completes_with(fed)
         if is_complete and self._rules.trigger is not None:
             return replace(state, fed=fed, phase=Phase.FREE)
         return replace(state, fed=fed, is_complete=is_complete)
 
-    def _ready(self) -> Matcher:
-        if self._matcher is None:
+    def _start_of(self, state: GuideState) -> Matcher:
+        """The place in the grammar from which a state is fed."""
+        if self._matcher is None or self._fresh is None:
             raise InvariantError("a guide was used before it was prepared")
-        return self._matcher
+        return self._fresh if state.restarts else self._matcher
+
+    def _matcher_at(self, state: GuideState) -> Matcher:
+        """The place in the grammar behind a state, to be read only."""
+        matcher = self._start_of(state)
+        if state.fed:
+            matcher = matcher.copy()
+            matcher.consume(state.fed)
+        return matcher
 
 
 def _is_cut(data: bytes) -> bool:

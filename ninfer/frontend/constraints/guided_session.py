@@ -11,8 +11,10 @@ from typing import NamedTuple, Protocol
 
 from ninfer.contract.errors import InvariantError
 from ninfer.contract.generation import FinishReason, OutputDelta, OutputPreview, OutputSession
+from ninfer.contract.masks import TokenMask
 from ninfer.contract.sampling import GeneratedToken
-from ninfer.frontend.constraints.guide import Guide, GuideState
+from ninfer.frontend.constraints.guide import Guide, GuideState, NotAllowed
+from ninfer.frontend.constraints.mask_ahead import MaskAhead
 
 
 class ThinkingSession(OutputSession, Protocol):
@@ -66,6 +68,24 @@ class GuidedSession:
     def goes_on_after(self, token: GeneratedToken) -> bool:
         """False wherever the next token may be restricted: it is not known before the commit."""
         return self._guide.stays_free_after(token.token_id) and self._inner.goes_on_after(token)
+
+    def masks_behind(self, token_ids: Sequence[int]) -> Sequence[TokenMask]:
+        """As far as the grammar takes the tokens and leaves a choice behind them."""
+        masks: list[TokenMask] = []
+        guide, tokens = self._guide.state, list[GeneratedToken]()
+        for token_id in token_ids:
+            tokens.append(GeneratedToken(token_id))
+            preview = self._inner.preview(tokens, None)
+            if preview.finish is not None:
+                break
+            try:
+                guide = self._guide.after(guide, token_id, thinks=self._inner.thinks_after(preview))
+            except NotAllowed:
+                break
+            if guide.is_complete or self._guide.forced_at(guide):
+                break
+            masks.append(MaskAhead(self._guide, guide))
+        return masks
 
     def commit(self, preview: OutputPreview) -> None:
         """Adopt a preview made from the present state; InvariantError for any other."""

@@ -22,11 +22,25 @@ from ninfer.contract.arrays import ByteArray, Float32Array, FloatArray
 from ninfer.contract.cache import CHUNK_GRANULE
 from ninfer.contract.errors import DeviceError
 from ninfer.contract.model import ModelConfig
-from ninfer.contract.sampling import PromptScores
-from ninfer.contract.units import Capacity, Move, RowOutput, SampleRow, ScoreRow, UnitRow
+from ninfer.contract.sampling import GeneratedToken, PromptScores
+from ninfer.contract.units import (
+    MAX_DRAFT_TOKENS,
+    Capacity,
+    Move,
+    RowOutput,
+    SampleRow,
+    ScoreRow,
+    UnitRow,
+)
 from ninfer.ops import linear, prompt_logprobs, rotary, sampling
 from ninfer.program.executors import cpu_memory
-from ninfer.program.executors.cpu_batch import TokenBatch, check_rows, decode_batch, prefill_batch
+from ninfer.program.executors.cpu_batch import (
+    TokenBatch,
+    check_rows,
+    decode_batch,
+    prefill_batch,
+    window_batch,
+)
 from ninfer.program.executors.cpu_memory import CpuMemory
 from ninfer.program.executors.cpu_model import CpuModel
 
@@ -97,6 +111,13 @@ class CpuExecutor:
     ) -> tuple[RowOutput, ...]:
         return await self._submit("decode", self._decode, rows)
 
+    @property
+    def max_draft_tokens(self) -> int:
+        return MAX_DRAFT_TOKENS
+
+    async def verify(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
+        return await self._submit("verify", self._verify, rows)
+
     async def score(self, row: UnitRow) -> Float32Array:
         return await self._submit("score", self._score, row)
 
@@ -125,19 +146,10 @@ class CpuExecutor:
         return await loop.run_in_executor(thread or self._thread, _guarded, what, work, argument)
 
     def _replay(self, row: UnitRow) -> RowOutput:
-        """The inputs one after another, as decode steps."""
+        """With the bits of as many decode steps."""
         check_rows((row,), has_states=self._has_states)
         self._copy_pages((row,))
-        for index in range(row.token_ids.size):
-            stop = index + 1
-            step = replace(
-                row,
-                token_ids=row.token_ids[index:stop],
-                start=row.start + index,
-                read_slot=row.read_slot if index == 0 else row.write_slot,
-                positions=None if row.positions is None else row.positions[:, index:stop],
-            )
-            self._run(decode_batch((step,), self._frequencies))
+        self._run(window_batch((row,), self._frequencies))
         return RowOutput(None)
 
     def _prefill(self, row: UnitRow) -> RowOutput:
@@ -185,6 +197,19 @@ class CpuExecutor:
             for index, row in enumerate(rows)
         )
 
+    def _verify(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
+        check_rows(rows, has_states=self._has_states)
+        self._copy_pages(rows)
+        batch = window_batch(rows, self._frequencies)
+        logits = self._model.logits(self._run(batch), batch.project)
+        outputs, first = [], 0
+        for row in rows:
+            outputs.append(_choose_all(logits[first : first + row.token_ids.size], row))
+            first += row.token_ids.size
+        if batch.window is not None:
+            batch.window.fold([1 + len(output.drafts) for output in outputs])
+        return tuple(outputs)
+
     def _score(self, row: UnitRow) -> Float32Array:
         parts = [self._model.logits(self._run(batch), batch.project) for batch in self._passes(row)]
         return np.concatenate(parts).astype(np.float32, copy=False)
@@ -220,6 +245,22 @@ def _guarded(what: str, work: Callable[[Argument], Result], argument: Argument) 
         raise DeviceError(
             f"cpu executor: {what} failed: {type(error).__name__}: {error}"
         ) from error
+
+
+def _choose_all(logits: FloatArray, row: UnitRow) -> RowOutput:
+    """The choices from a row's columns [T, V], as far as its draft was right."""
+    if row.sample is None:
+        return RowOutput(None)
+    right: list[GeneratedToken] = []
+    for column, sample in enumerate((*row.checks, row.sample)):
+        output = _choose(logits[column], sample)
+        if output.token is None:
+            # Behind a right draft it is met again, by a step of its own.
+            return RowOutput(right[-1], drafts=tuple(right[:-1])) if right else output
+        right.append(output.token)
+        if column == len(row.checks) or row.token_ids[column + 1] != output.token.token_id:
+            break
+    return RowOutput(right[-1], drafts=tuple(right[:-1]))
 
 
 def _choose(logits: FloatArray, sample: SampleRow) -> RowOutput:

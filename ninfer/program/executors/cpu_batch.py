@@ -1,6 +1,7 @@
 """TokenBatch: the inputs of one run through the layers, with all that the layers share.
 
-A prefill batch holds T inputs of one sequence; a decode batch one input of each of B sequences.
+A prefill batch holds T inputs of one sequence; a decode batch one input of each of B sequences; a
+window batch some inputs of each, computed with the bits of as many decode batches.
 Rotary angles, KV slots and key blocks are worked out once here, not in every layer.
 """
 
@@ -15,11 +16,13 @@ from ninfer.contract.arrays import FloatArray, IntArray
 from ninfer.contract.errors import InvariantError
 from ninfer.contract.units import PAGE_TOKENS, ROOT_SLOT, UnitRow
 from ninfer.ops import kv_write, linear, paged_attention, rotary
+from ninfer.program.executors.cpu_window import Window
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """Tokens [first, last) of a batch: one sequence's, from cache ordinal `start` on."""
+    """Tokens [first, last) of a batch: one sequence's, from cache ordinal `start` on. In a window
+    each input has a segment of its own."""
 
     first: int
     last: int
@@ -32,11 +35,12 @@ class TokenBatch:
     """N tokens of B sequences.
 
     token_ids      [N] int32
-    is_decode      one token a sequence: rows must not influence each other's rounding
+    is_decode      one token a segment: they must not influence each other's rounding
     cos, sin       [N, half]
     slot_mapping   [N] places in the KV pool
-    segments       B of them
+    segments       one a sequence, in a window one a token
     read_slots, write_slots   [B] StateImages
+    window         of a window batch
     """
 
     token_ids: IntArray
@@ -47,6 +51,7 @@ class TokenBatch:
     segments: tuple[Segment, ...]
     read_slots: NDArray[np.int64]
     write_slots: NDArray[np.int64]
+    window: Window | None = None
 
     @property
     def project(self) -> linear.Projection:
@@ -95,6 +100,35 @@ def decode_batch(rows: tuple[UnitRow, ...], frequencies: rotary.RotaryFrequencie
         ),
         read_slots=np.array([row.read_slot for row in rows]),
         write_slots=np.array([row.write_slot for row in rows]),
+    )
+
+
+def window_batch(rows: tuple[UnitRow, ...], frequencies: rotary.RotaryFrequencies) -> TokenBatch:
+    """All inputs of every row."""
+    sizes = np.array([row.token_ids.size for row in rows])
+    positions = [_positions(row, 0, row.token_ids.size) for row in rows]
+    cos, sin = rotary.angles(np.concatenate(positions, axis=1), frequencies)
+    slots = [
+        kv_write.slots_of(row.page_table, row.start, row.start + row.token_ids.size) for row in rows
+    ]
+    places = ((row, row.start + column) for row in rows for column in range(row.token_ids.size))
+    read_slots = np.array([row.read_slot for row in rows])
+    write_slots = np.array([row.write_slot for row in rows])
+    return TokenBatch(
+        token_ids=np.concatenate([row.token_ids for row in rows]),
+        is_decode=True,
+        cos=cos,
+        sin=sin,
+        slot_mapping=np.concatenate(slots),
+        segments=tuple(
+            Segment(
+                index, index + 1, ordinal, paged_attention.key_blocks(row.page_table, ordinal + 1)
+            )
+            for index, (row, ordinal) in enumerate(places)
+        ),
+        read_slots=read_slots,
+        write_slots=write_slots,
+        window=Window(np.cumsum(sizes) - sizes, sizes, read_slots, write_slots),
     )
 
 

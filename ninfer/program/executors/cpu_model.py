@@ -185,16 +185,12 @@ class _GdnMixer:
     def run(self, x: FloatArray, batch: TokenBatch) -> FloatArray:
         gdn, num_tokens = self._config, x.shape[0]
         mixed, z, b, a = self._split(batch.project(x, self._in_proj))
-        convolved = gdn_conv.reference(
-            mixed.reshape(len(batch.segments), -1, gdn.conv_dim),
-            self._conv,
-            self._windows,
-            batch.read_slots,
-            batch.write_slots,
-        ).reshape(num_tokens, gdn.conv_dim)
-        q, k, v = self._heads(convolved)
+        q, k, v = self._heads(self._convolve(mixed, batch))
         beta, g = gdn_gates.reference(b, a, self._a_log, self._dt_bias)
-        y = self._delta_rule(q, k, v, g, beta, batch)
+        if batch.window is None:
+            y = self._delta_rule(q, k, v, g, beta, batch)
+        else:
+            y = batch.window.delta_rule(mixed, q, k, v, g, beta, self._windows, self._states)
         y = gated_rms_norm.reference(y, z.reshape(y.shape), self._norm, eps=self._eps)
         return batch.project(y.reshape(num_tokens, gdn.value_dim), self._out_proj)
 
@@ -206,6 +202,18 @@ class _GdnMixer:
         z, b = gdn.conv_dim, gdn.conv_dim + gdn.value_dim
         a = b + gdn.num_value_heads
         return projected[:, :z], projected[:, z:b], projected[:, b:a], projected[:, a:]
+
+    def _convolve(self, mixed: FloatArray, batch: TokenBatch) -> FloatArray:
+        """[N, Cd]"""
+        if batch.window is not None:
+            return batch.window.convolve(mixed, self._conv, self._windows)
+        return gdn_conv.reference(
+            mixed.reshape(len(batch.segments), -1, mixed.shape[1]),
+            self._conv,
+            self._windows,
+            batch.read_slots,
+            batch.write_slots,
+        ).reshape(mixed.shape)
 
     def _heads(self, convolved: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         gdn, num_tokens = self._config, convolved.shape[0]

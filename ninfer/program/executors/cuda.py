@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 
 from ninfer.contract.arrays import ByteArray, Float32Array, IntArray
-from ninfer.contract.errors import DeviceError
+from ninfer.contract.errors import DeviceError, InvariantError
 from ninfer.contract.model import ModelConfig
 from ninfer.contract.sampling import PromptScores, SamplingParams
 from ninfer.contract.units import (
@@ -195,6 +195,13 @@ class CudaExecutor:
             RowOutput(None) if row.sample is None else output
             for row, output in zip(rows, outputs, strict=True)
         )
+
+    @property
+    def max_draft_tokens(self) -> int:
+        return 0
+
+    async def verify(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
+        raise InvariantError("the cuda executor verifies no drafts")
 
     async def score(self, row: UnitRow) -> Float32Array:
         check_rows((row,), has_states=self._has_states)

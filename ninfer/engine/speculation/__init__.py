@@ -1,0 +1,1 @@
+"""Drafts of what rows may say next, and how long they are worth making."""
