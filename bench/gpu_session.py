@@ -19,7 +19,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -32,6 +34,10 @@ TEST_PATHS: Final = (
     "tests/program",
     "tests/e2e",
 )
+ALONE: Final = ("test_memory_does_not_grow",)
+"""Tests that watch the device's free memory."""
+JOBS: Final = 14
+_FAILED: Final = re.compile("(FAILED|ERROR) ")
 LEAST_SECONDS: Final = 20.0
 """Nothing is started with less time left."""
 
@@ -169,10 +175,26 @@ def run_all(
 
 
 def run_tests(session: Session, paths: list[str]) -> dict[str, int]:
-    """Counts by outcome of everything marked gpu."""
-    output = session.run("tests", [*PYTEST, "-rfE", "--maxfail=25", *paths], needed_s=60.0)
-    print("\n".join(output.splitlines()[-30:]), flush=True)
-    return _outcomes(output)
+    """Counts by outcome of everything marked gpu: first what must be alone on the device, then the
+    other tests, a process a file, many at once."""
+    listed = session.run("list of tests", [*PYTEST, "--collect-only", *paths])
+    nodes = [line for line in listed.splitlines() if "::" in line]
+    alone = [node for node in nodes if node.endswith(ALONE)]
+    outputs = [session.run(node, [*PYTEST, "-rfE", node], needed_s=90.0) for node in alone]
+    files = list(dict.fromkeys(node.partition("::")[0] for node in nodes))
+    excluded = [word for node in alone for word in ("--deselect", node)]
+
+    def run_file(path: str) -> str:
+        return session.run(path, [*PYTEST, "-rfE", "--maxfail=5", *excluded, path], needed_s=60.0)
+
+    with ThreadPoolExecutor(JOBS) as pool:
+        outputs += pool.map(run_file, files)
+    counts: Counter[str] = Counter()
+    for output in outputs:
+        counts.update(_outcomes(output))
+    failures = [line for output in outputs for line in output.splitlines() if _FAILED.match(line)]
+    print("\n".join([*failures, str(dict(counts))]), flush=True)
+    return dict(counts)
 
 
 def _outcomes(output: str) -> dict[str, int]:
