@@ -45,8 +45,8 @@ pytestmark = pytest.mark.no_cover
 """Many steps: measuring coverage would take longer than the tests."""
 
 STEPS_PER_EPISODE = 500
-EPISODES_PER_PART = 13
-PARTS = range(0, 104, EPISODES_PER_PART)
+EPISODES_PER_PART = 15
+PARTS = range(0, 120, EPISODES_PER_PART)
 """The first seed of each part."""
 MIN_STEPS = 10**5
 FATAL_SEEDS = range(1000, 1012)
