@@ -81,7 +81,7 @@ def parse_messages(fields: Fields, media: list[MediaReference] | None = None) ->
 
 
 def _message(fields: Fields, media: list[MediaReference] | None) -> ChatMessage:
-    role = _role(fields)
+    role = fields.meaning("role", _ROLES)
     parts, thoughts = parse_content(fields, role, media=media)
     reasoning: str | None = None
     calls: tuple[ToolCall, ...] = ()
@@ -98,16 +98,6 @@ def _message(fields: Fields, media: list[MediaReference] | None) -> ChatMessage:
         tool_calls=calls,
         tool_call_id=fields.string("tool_call_id") if role == "tool" else None,
     )
-
-
-def _role(fields: Fields) -> Role:
-    name = fields.string("role")
-    if name is None:
-        raise missing(fields.path_of("role"))
-    role = _ROLES.get(name.lower())
-    if role is None:
-        raise invalid_value(fields.path_of("role"), f"must be one of {', '.join(_ROLES)}")
-    return role
 
 
 def _marked(parts: list[ContentPart]) -> tuple[ContentPart, ...]:

@@ -147,6 +147,16 @@ class Fields:
             raise invalid_value(self.path_of(name), f"must be one of {', '.join(allowed)}")
         return value
 
+    def meaning(self, name: str, table: Mapping[str, T]) -> T:
+        """What a required word stands for, in capitals or not."""
+        word = self.string(name)
+        if word is None:
+            raise missing(self.path_of(name))
+        value = table.get(word.lower())
+        if value is None:
+            raise invalid_value(self.path_of(name), f"must be one of {', '.join(table)}")
+        return value
+
     def sequence(self, name: str) -> list[Any] | None:
         value = self.get(name)
         if value is None or isinstance(value, list):

@@ -72,7 +72,9 @@ def _turns(fields: Fields) -> list[Turn]:
         raise missing(fields.path_of("messages"))
     if not values:
         raise invalid_value(fields.path_of("messages"), "must not be empty")
-    messages = [(message, _role(message)) for message in fields.children("messages")]
+    messages = [
+        (message, message.meaning("role", _ROLES)) for message in fields.children("messages")
+    ]
     last_question = max((i for i, (_, role) in enumerate(messages) if role == "user"), default=-1)
     turns: list[Turn] = []
     for index, (message, role) in enumerate(messages):
@@ -84,16 +86,6 @@ def _turns(fields: Fields) -> list[Turn]:
             is_over = message.string("clear_at") == _ONE_TURN and index < last_question
             turn.parts = [] if is_over else _with_blank_lines(turn.parts)
     return turns
-
-
-def _role(message: Fields) -> TurnRole:
-    name = message.string("role")
-    if name is None:
-        raise missing(message.path_of("role"))
-    role = _ROLES.get(name.lower())
-    if role is None:
-        raise invalid_value(message.path_of("role"), f"must be one of {', '.join(_ROLES)}")
-    return role
 
 
 def _with_blank_lines(parts: list[ContentPart]) -> list[ContentPart]:

@@ -8,6 +8,7 @@ shows the same ids and texts. Its methods return the events of what they did:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, Final, Literal, TypeAlias
 
 from ninfer.gateway.request_ids import new_id
@@ -19,7 +20,7 @@ Event: TypeAlias = dict[str, Any]
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
 
-class OutputItem:
+class OutputItem(ABC):
     """What all kinds have in common. `prefix`: of the item's id."""
 
     prefix = ""
@@ -29,8 +30,8 @@ class OutputItem:
         self.status: Status = "in_progress"
         self._output_index: Final = output_index
 
-    def as_json(self) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def as_json(self) -> dict[str, Any]: ...
 
     def begin(self) -> list[Event]:
         return [self._item_event("added"), *self._begin_content()]
@@ -194,9 +195,9 @@ class CallItem(OutputItem):
         self._call_id: Final = new_id("call_")
         self._pieces: list[str] = []
 
+    @abstractmethod
     def append(self, text: str) -> list[Event]:
         """`text` continues the arguments."""
-        raise NotImplementedError
 
     def cut(self) -> list[Event]:
         self.status = "incomplete"
