@@ -221,12 +221,16 @@ class Program(Protocol):
         handles: Sequence[SequenceHandle],
         *,
         drafts: Sequence[Draft] = (),
+        num_proposed: Sequence[int] = (),
         goes_on: bool = False,
     ) -> PendingBatch:
         """Start one step for rows whose prompt is done, each with its next accepted token.
 
         drafts   one a row, or none at all. A row's reservation covers its draft, and a row that is
                  being replayed has an empty one.
+        num_proposed   one a row, or none at all: most tokens that the draft model is to guess
+                 behind the row's newest token. Those come whose input was reserved, behind the
+                 draft's; needs Capacity.has_draft_model
 
         A row that is being replayed produces nothing (its output has no token); like an inner
         prefill chunk it is committed with a count of 0.

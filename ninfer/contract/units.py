@@ -84,6 +84,8 @@ class UnitRow:
     residence    (lane, generation) of the sequence: a step started ahead serves no other
     is_replayed  of a prefill unit: its tokens were chosen before; at most REPLAY_TOKENS of them,
                  with the bits of as many decode steps. No sample, no score.
+    num_proposed of a `verify` row that is sampled: most tokens that the draft model is to guess
+                 behind its newest token; it stops where the page table ends
     """
 
     token_ids: IntArray
@@ -98,6 +100,7 @@ class UnitRow:
     residence: tuple[int, int] = (0, 0)
     is_replayed: bool = False
     checks: tuple[SampleRow, ...] = ()
+    num_proposed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +108,14 @@ class RowOutput:
     """What one row produced. `token` and `scores` are None when none were asked for or logits were
     not finite; `scores` counts the tokens of the sequence. `is_dead_end`: there is no token because
     none may be drawn. `drafts`: drafts that were what would have been chosen, as tokens before
-    `token`."""
+    `token`. `proposal`: what the draft model guesses to follow `token`."""
 
     token: GeneratedToken | None
     is_finite: bool = True
     scores: PromptScores | None = None
     is_dead_end: bool = False
     drafts: tuple[GeneratedToken, ...] = ()
+    proposal: tuple[int, ...] = ()
 
     @property
     def tokens(self) -> tuple[GeneratedToken, ...]:
@@ -130,6 +134,8 @@ class Capacity:
     prefill_chunk     most tokens of a prefill unit
     num_host_blocks   blocks of page_bytes of host memory for the host tier
     max_draft_tokens  most drafted tokens of a row; 0: no speculative decoding
+    has_draft_model   a draft model is loaded: its keys and values are part of every page, what it
+                      continues from is part of every StateImage, and all decode units are `verify`
     """
 
     max_concurrency: int
@@ -139,6 +145,7 @@ class Capacity:
     prefill_chunk: int
     num_host_blocks: int = 0
     max_draft_tokens: int = 0
+    has_draft_model: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +209,11 @@ class Executor(Protocol):
     @property
     def max_draft_tokens(self) -> int:
         """Most drafts of a row of `verify`; 0: this executor has no `verify`."""
+
+    @property
+    def has_draft_model(self) -> bool:
+        """Whether rows of `verify` may ask for proposals. The draft model follows every unit: it
+        absorbs the inputs of prefill, verify and score units alike, and `decode` is not used."""
 
     async def verify(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
         """Decode rows of which some have drafts behind their first input (len(checks) == T - 1;

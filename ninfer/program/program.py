@@ -158,6 +158,7 @@ class ModelProgram:
         handles: Sequence[SequenceHandle],
         *,
         drafts: Sequence[Draft] = (),
+        num_proposed: Sequence[int] = (),
         goes_on: bool = False,
     ) -> PendingBatch:
         """Start one step for rows whose prompt is done, each with its next accepted token and its

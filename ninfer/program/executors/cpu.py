@@ -115,6 +115,10 @@ class CpuExecutor:
     def max_draft_tokens(self) -> int:
         return MAX_DRAFT_TOKENS
 
+    @property
+    def has_draft_model(self) -> bool:
+        return False
+
     async def verify(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
         return await self._submit("verify", self._verify, rows)
 

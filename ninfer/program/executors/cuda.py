@@ -200,6 +200,10 @@ class CudaExecutor:
     def max_draft_tokens(self) -> int:
         return 0
 
+    @property
+    def has_draft_model(self) -> bool:
+        return False
+
     async def verify(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
         raise InvariantError("the cuda executor verifies no drafts")
 
