@@ -71,6 +71,10 @@ class InstantExecutor:
     def max_draft_tokens(self) -> int:
         return 0
 
+    @property
+    def has_draft_model(self) -> bool:
+        return False
+
     async def verify(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
         raise InvariantError("no drafts are verified here")
 

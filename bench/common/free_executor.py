@@ -62,6 +62,10 @@ class FreeExecutor:
     def max_draft_tokens(self) -> int:
         return 0
 
+    @property
+    def has_draft_model(self) -> bool:
+        return False
+
     async def verify(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
         raise OpContractError("this executor verifies no drafts")
 

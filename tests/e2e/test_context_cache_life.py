@@ -87,11 +87,14 @@ class Leaving(FaultyProgram):
         handles: Sequence[SequenceHandle],
         *,
         drafts: Sequence[Draft] = (),
+        num_proposed: Sequence[int] = (),
         goes_on: bool = False,
     ) -> PendingBatch:
         if not self._targets.isdisjoint(handles):
             self._meet("decode")
-        return super().launch_decode(handles, drafts=drafts, goes_on=goes_on)
+        return super().launch_decode(
+            handles, drafts=drafts, num_proposed=num_proposed, goes_on=goes_on
+        )
 
     def pause(self, handle: SequenceHandle, *, keeps_state: bool) -> PausedSequence:
         paused = super().pause(handle, keeps_state=keeps_state)

@@ -74,6 +74,7 @@ class Patient(FaultyProgram):
         handles: Sequence[SequenceHandle],
         *,
         drafts: Sequence[Draft] = (),
+        num_proposed: Sequence[int] = (),
         goes_on: bool = False,
     ) -> PendingBatch:
         return super().launch_decode(handles)

@@ -93,6 +93,7 @@ class FakeExecutor:
     moves        all saves and loads so far
     has_states   False: a model of attention alone, whose tokens depend on KV only
     num_going_on   decode calls that were told to go on
+    has_draft_model   as the capacity says
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class FakeExecutor:
         has_states: bool = True,
     ) -> None:
         self.vocab_size = vocab_size
+        self.has_draft_model = capacity.has_draft_model
         self.has_states = has_states
         self.move_faults: set[int] = set()
         self.move_gate: asyncio.Event | None = None

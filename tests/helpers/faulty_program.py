@@ -80,10 +80,13 @@ class FaultyProgram:
         handles: Sequence[SequenceHandle],
         *,
         drafts: Sequence[Draft] = (),
+        num_proposed: Sequence[int] = (),
         goes_on: bool = False,
     ) -> PendingBatch:
         self._on_call("launch_decode")
-        return self._program.launch_decode(handles, drafts=drafts, goes_on=goes_on)
+        return self._program.launch_decode(
+            handles, drafts=drafts, num_proposed=num_proposed, goes_on=goes_on
+        )
 
     async def complete(self, batch: PendingBatch) -> None:
         await self._program.complete(batch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -650,7 +651,8 @@ async def test_answers_that_do_not_fit_the_unit_are_refused(
     ],
 )
 def test_a_capacity_that_cannot_run_one_sequence_is_refused(field: str, value: int) -> None:
-    capacity = dataclasses.replace(CAPACITY, **{field: value})
+    changes: dict[str, Any] = {field: value}
+    capacity = dataclasses.replace(CAPACITY, **changes)
     with pytest.raises(InvariantError):
         program_over(FakeExecutor(VOCAB_SIZE, CAPACITY), capacity)
 
