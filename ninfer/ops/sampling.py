@@ -26,10 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ninfer.contract.arrays import FloatArray
-from ninfer.contract.sampling import GeneratedToken, SamplingParams, TokenLogprobs
+from ninfer.contract.sampling import DrawPurpose, GeneratedToken, SamplingParams, TokenLogprobs
 from ninfer.contract.units import SampleRow
 from ninfer.ops import philox
-from ninfer.ops.checks import fail, require_rank, require_same_dtype
+from ninfer.ops.checks import fail, require_rank, require_same_dtype, require_shape
 
 _OP = "sampling"
 _FIRST_PREFIX: Final = 512
@@ -50,7 +50,9 @@ def reference(
     best = int(scores.argmax())
     if scores[best] == -np.inf:
         return None
-    token_id = best if row.params.is_greedy else _draw(scores, row)
+    token_id = best
+    if not row.params.is_greedy:
+        token_id = _draw(scores, None, row.params, row.position, row.purpose)
     top = row.params.top_logprobs
     return GeneratedToken(token_id, None if top is None else logprobs(logits, token_id, top))
 
@@ -62,9 +64,30 @@ def logprobs(logits: FloatArray, token_id: int, num_top: int) -> TokenLogprobs:
     values = logits.astype(np.float64)
     peak = values.max()
     values -= peak + np.log(np.exp(values - peak).sum())
-    best = _largest(logits, num_top) if num_top else ()
+    best = largest(logits, num_top) if num_top else ()
     top = tuple((int(index), float(values[index])) for index in best)
     return TokenLogprobs(float(values[token_id]), top)
+
+
+def largest(scores: FloatArray, count: int) -> TokenIds:
+    """Indices of the `count` largest, best first, ties to the lower index."""
+    if count < scores.size:
+        threshold = np.partition(scores, scores.size - count)[scores.size - count]
+        ids = np.flatnonzero(scores > threshold)
+        ties = np.flatnonzero(scores == threshold)[: count - ids.size]
+        ids = np.union1d(ids, ties)
+    else:
+        ids = np.arange(scores.size)
+    return ids[np.argsort(-scores[ids], kind="stable")]
+
+
+def among(scores: FloatArray, token_ids: TokenIds, params: SamplingParams, position: int) -> int:
+    """One of `token_ids` [n] by their finite scores [n]: chosen as `reference` does behind all that
+    changes logits, with each token's own noise; ties go to the earlier in the list."""
+    require_shape(_OP, "token_ids", token_ids, scores.shape)
+    if params.is_greedy:
+        return int(token_ids[scores.argmax()])
+    return _draw(scores, token_ids, params, position, DrawPurpose.TARGET)
 
 
 def filled_mask(row: SampleRow, vocab_size: int) -> NDArray[np.uint32] | None:
@@ -116,17 +139,24 @@ def _checked(token_ids: Any, vocab_size: int) -> TokenIds:
     return ids
 
 
-def _draw(scores: FloatArray, row: SampleRow) -> int:
-    params = row.params
+def _draw(
+    scores: FloatArray,
+    token_ids: TokenIds | None,
+    params: SamplingParams,
+    position: int,
+    purpose: DrawPurpose,
+) -> int:
+    """A token of `token_ids`, or of the whole vocabulary."""
     survivors, log_weights = _survivors(scores, params)
-    uniforms = philox.token_uniforms(params.seed, row.position, survivors, int(row.purpose))
-    return int(survivors[(log_weights - np.log(-np.log(uniforms))).argmax()])
+    ids = survivors if token_ids is None else token_ids[survivors]
+    uniforms = philox.token_uniforms(params.seed, position, ids, int(purpose))
+    return int(ids[(log_weights - np.log(-np.log(uniforms))).argmax()])
 
 
 def _survivors(scores: FloatArray, params: SamplingParams) -> tuple[TokenIds, NDArray[np.float64]]:
-    """Token ids that may be drawn and their log weights (unnormalised, 0 for the best)."""
+    """Indices that may be drawn and their log weights (unnormalised, 0 for the best)."""
     if 0 < params.top_k < scores.size:
-        ids = _largest(scores, params.top_k)
+        ids = largest(scores, params.top_k)
         return _cut(ids, _log_weights(scores[ids], params), params, None)
     if params.top_p < 1.0:
         return _grown_prefix(scores, params)
@@ -151,7 +181,7 @@ def _grown_prefix(
     mass = float(np.exp(everything).sum())
     size = _FIRST_PREFIX
     while True:
-        ids = _largest(scores, min(size, scores.size))
+        ids = largest(scores, min(size, scores.size))
         reached = np.cumsum(np.exp(everything[ids]))[-1] >= params.top_p * mass
         if reached or ids.size == scores.size:
             return _cut(ids, everything[ids], params, mass)
@@ -171,15 +201,3 @@ def _cut(
     if params.min_p > 0.0:
         count = min(count, int(np.count_nonzero(weights >= params.min_p)))
     return ids[:count], log_weights[:count]
-
-
-def _largest(scores: FloatArray, count: int) -> TokenIds:
-    """Ids of the `count` largest, best first, ties to the lower id."""
-    if count < scores.size:
-        threshold = np.partition(scores, scores.size - count)[scores.size - count]
-        ids = np.flatnonzero(scores > threshold)
-        ties = np.flatnonzero(scores == threshold)[: count - ids.size]
-        ids = np.union1d(ids, ties)
-    else:
-        ids = np.arange(scores.size)
-    return ids[np.argsort(-scores[ids], kind="stable")]

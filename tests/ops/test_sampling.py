@@ -235,6 +235,38 @@ def test_an_empty_mask_gives_no_token_and_a_wrong_one_is_refused() -> None:
         sampling.reference(logits, sample_row(0), np.zeros(2, np.uint32))
 
 
+@given(
+    scores=st.lists(st.sampled_from(VALUES), min_size=1, max_size=VOCAB),
+    params=st.builds(
+        SamplingParams,
+        temperature=st.sampled_from([0.0, 0.7, 1.5]),
+        top_k=st.integers(0, 5),
+        top_p=st.sampled_from([0.4, 1.0]),
+        min_p=st.sampled_from([0.0, 0.2]),
+        presence_penalty=st.just(1.0),
+        seed=st.integers(0, 50),
+    ),
+    seed=st.integers(0, 1000),
+)
+def test_a_choice_among_some_tokens_is_that_of_a_vocabulary_without_the_others(
+    scores: list[float], params: SamplingParams, seed: int
+) -> None:
+    token_ids = np.random.default_rng(seed).permutation(VOCAB)[: len(scores)]
+    by_id = np.argsort(token_ids)
+    logits = np.zeros(VOCAB, np.float32)
+    logits[token_ids] = scores
+    others = tuple(set(range(VOCAB)) - set(token_ids.tolist()))
+    row = sample_row(9, replace(params, presence_penalty=0.0), suppressed=others)
+    listed = np.array(scores, np.float32)[by_id]
+    assert sampling.among(listed, token_ids[by_id], params, 9) == chosen(logits, row)
+
+
+def test_ties_among_some_tokens_go_to_the_earlier() -> None:
+    scores, token_ids = np.array([1.0, 2.0, 2.0], np.float32), np.array([3, 9, 4])
+    assert sampling.among(scores, token_ids, SamplingParams(), 0) == 9
+    assert sampling.among(scores, token_ids, SamplingParams(temperature=1.0, top_k=1), 0) == 9
+
+
 def test_contract() -> None:
     logits = np.zeros(4, np.float32)
     for params, text in (
