@@ -24,10 +24,10 @@ from tests.helpers.fake_cuda import FakeCuda, Launch
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Step:
-    """Where a replayed graph computes."""
+    """Where a replayed graph computes; without `sampling` it ends at the logits."""
 
     embedding: Launch
-    sampling: Launch
+    sampling: Launch | None
 
 
 class SlowCuda(FakeCuda):
@@ -41,6 +41,7 @@ class SlowCuda(FakeCuda):
         self._waiting: list[Any] = []
         self._marked = [0] * NUM_MARKS
         self._prompt_tokens = 0
+        self._logits: list[int] = []
         self._states: dict[int, int] = {ROOT_SLOT: 0}
         self._tokens: dict[tuple[int, int], int] = {}
 
@@ -52,7 +53,8 @@ class SlowCuda(FakeCuda):
 
     def replay(self, graph: list[Any]) -> None:
         launches = self.launches(graph)
-        self.queue(_Step(launches[0], launches[-1]))
+        last = launches[-1]
+        self.queue(_Step(launches[0], last if last.family == "sampling" else None))
 
     def mark(self, place: int = 0) -> None:
         self.polls = self._draw_polls()
@@ -95,6 +97,8 @@ class SlowCuda(FakeCuda):
         count, self._prompt_tokens = self._prompt_tokens, 0
         if count:
             self._advance(executor.workspace.prefill_inputs.tensors(1, count), sampling)
+        elif sampling is not None:
+            self._choose(sampling, self._logits[: sampling.grid[1]])
 
     def _advance(self, unit: UnitTensors, sampling: Launch | None) -> None:
         """Run every column of a unit, and choose a token a row."""
@@ -116,6 +120,7 @@ class SlowCuda(FakeCuda):
             self._states[write] = state
             places = [self._place(tables[row], ordinal) for ordinal in range(seen + 1)]
             chosen.append(hash((state, *(self._tokens[place] for place in places))))
+        self._logits = chosen
         if sampling is not None:
             self._choose(sampling, chosen)
 
@@ -125,7 +130,8 @@ class SlowCuda(FakeCuda):
         results = np.zeros(count * (3 + 2 * MAX_TOP), np.int32)
         for index, value in enumerate(hashes):
             row = rows[index]
-            drawn = hash((value, int(row["seed"]), int(row["position"])))
+            counts = int(row["generated_count"]), float(row["presence"])
+            drawn = hash((value, int(row["seed"]), int(row["position"]), counts))
             results[index] = drawn % int(arguments["num_valid_ids"])
         results[count : 2 * count] = 1
         address = int(arguments["token_ids"])

@@ -5,6 +5,8 @@ one still runs, since the device knows the tokens first, and then there is no ga
 Its results serve whoever then asks for just these rows, or for some of them: a row's bits do not
 depend on its mates. Where something else is asked for they are forgotten. What it wrote lies behind
 the frontier and in StateImage slots that its rows had given back, so nobody reads it.
+
+A step whose choice depends on what the host makes of the tokens before runs up to its logits.
 """
 
 from __future__ import annotations
@@ -14,20 +16,26 @@ from collections.abc import Sequence
 import numpy as np
 
 from ninfer.contract.arrays import IntArray
-from ninfer.contract.units import PAGE_TOKENS, ROOT_SLOT, RowOutput, SampleRow, UnitRow
+from ninfer.contract.units import PAGE_TOKENS, ROOT_SLOT, SampleRow, UnitRow
+from ninfer.program.executors.cuda_choice import samples_of
 from ninfer.program.executors.cuda_sampler import is_plain
 
 
 def can_go_on(rows: Sequence[UnitRow], *, has_states: bool) -> bool:
-    """Whether the rows of the step behind `rows` follow from these and their tokens alone, and need
-    no page that they do not have."""
+    """Whether the inputs of the step behind `rows` follow from these and their tokens alone, and
+    need no page that they do not have."""
     return all(
         row.sample is not None
-        and is_plain(row.sample)
         and row.start + 1 < row.page_table.size * PAGE_TOKENS
         and (row.read_slot != ROOT_SLOT or not has_states)
         for row in rows
     )
+
+
+def are_plain(rows: Sequence[UnitRow]) -> bool:
+    """Whether a step of `rows` can choose by itself: what the choice needs is known with the
+    rows."""
+    return all(row.sample is None or is_plain(row.sample) for row in rows)
 
 
 def following(rows: Sequence[UnitRow], token_ids: Sequence[int]) -> tuple[UnitRow, ...]:
@@ -50,32 +58,40 @@ def following(rows: Sequence[UnitRow], token_ids: Sequence[int]) -> tuple[UnitRo
 class StepAhead:
     """A queued step.
 
-    place     of its mark, and the side of the sampler that takes its results
-    results   what the sampler made of it, once it has run
+    place       of its mark; once it has chosen, the side of the sampler that takes its results
+    is_chosen   it runs to its tokens, not only to its logits
+    samples     how its rows choose, in their order
+    results     what the sampler made of it, once it has run
     """
 
-    def __init__(self, rows: tuple[UnitRow, ...], place: int) -> None:
+    def __init__(self, rows: tuple[UnitRow, ...], place: int, *, is_chosen: bool) -> None:
         self.rows = rows
         self.place = place
+        self.is_chosen = is_chosen
+        self.samples = samples_of(rows)
         self.results: IntArray | None = None
         self._spoilt: set[int] = set()
 
-    def is_just(self, rows: Sequence[UnitRow]) -> bool:
-        """Whether it ran exactly these rows, in this order."""
-        return len(rows) == len(self.rows) and all(map(self._serves, self.rows, rows))
+    def of(self, rows: tuple[UnitRow, ...]) -> StepAhead:
+        """The same step, whose rows are known now."""
+        return StepAhead(rows, self.place, is_chosen=self.is_chosen)
 
-    def pick(
-        self, rows: Sequence[UnitRow], outputs: Sequence[RowOutput]
-    ) -> tuple[RowOutput, ...] | None:
-        """Of its `outputs` those of `rows`, in any order; None when one of them was not run."""
-        places = {row.residence: place for place, row in enumerate(self.rows)}
-        picked = []
-        for row in rows:
-            place = places.get(row.residence)
-            if place is None or not self._serves(self.rows[place], row):
-                return None
-            picked.append(outputs[place])
-        return tuple(picked)
+    def note_choice(self, place: int, samples: Sequence[SampleRow]) -> None:
+        """Its choice is queued."""
+        self.place, self.samples, self.is_chosen = place, tuple(samples), True
+
+    def places_of(self, rows: Sequence[UnitRow]) -> tuple[int, ...] | None:
+        """Which of its own rows `rows` are; None unless it ran all of them, or will when they have
+        been chosen for."""
+        if len(rows) == len(self.rows) and all(map(self._serves, self.rows, rows)):
+            return tuple(range(len(rows)))
+        known = {row.residence: place for place, row in enumerate(self.rows)}
+        places = [known.get(row.residence) for row in rows]
+        found = tuple(place for place in places if place is not None)
+        if len(found) < len(rows) or len(set(found)) < len(rows):
+            return None
+        is_served = all(self._serves(self.rows[i], row) for i, row in zip(found, rows, strict=True))
+        return found if is_served else None
 
     def spoil(self, slot: int) -> None:
         """Something else writes this StateImage: what lay there is no result any more."""
@@ -83,22 +99,24 @@ class StepAhead:
             self._spoilt.add(slot)
 
     def _serves(self, expected: UnitRow, row: UnitRow) -> bool:
-        first, second = expected.sample, row.sample
-        if first is None or second is None or not is_plain(second):
-            return False
         return (
-            expected.residence == row.residence
+            (not self.is_chosen or _is_same_choice(expected.sample, row.sample))
+            and expected.residence == row.residence
             and not row.copies
             and expected.start == row.start
             and expected.token_ids.item(0) == row.token_ids.item(0)
             and expected.read_slot == row.read_slot
             and expected.write_slot == row.write_slot
             and expected.write_slot not in self._spoilt
-            and first.position == second.position
-            and first.params == second.params
             and _has_same_pages(expected, row)
             and _has_same_entries(expected.positions, row.positions)
         )
+
+
+def _is_same_choice(first: SampleRow | None, second: SampleRow | None) -> bool:
+    if first is None or second is None or not is_plain(second):
+        return False
+    return first.position == second.position and first.params == second.params
 
 
 def _moved(sample: SampleRow) -> SampleRow:

@@ -131,9 +131,14 @@ class CudaSampler:
         side.positions[:num_rows] += 1
         side.described = before.described[:num_rows]
 
+    @property
+    def next_side(self) -> int:
+        """The one that will be described next."""
+        return (self.side + 1) % len(self._sides)
+
     def _turn(self) -> _Side:
         """To the side that no queued unit uses."""
-        self.side = (self.side + 1) % len(self._sides)
+        self.side = self.next_side
         return self._sides[self.side]
 
     def queue_copy_in(self, num_rows: int) -> None:
@@ -184,17 +189,9 @@ class CudaSampler:
         self._driver.download(self._sides[self.side].results[:size], self._tensors.results.address)
 
     def results(self, num_rows: int, side: int) -> IntArray:
-        """What the unit that was described on `side` and has run left for `chosen` and `parse`; the
+        """What the unit that was described on `side` and has run left for `parse`; the
         caller's own."""
         return self._sides[side].results[: num_rows * _RESULT_WORDS].copy()
-
-    def chosen(self, results: IntArray, num_rows: int) -> list[int] | None:
-        """The token of every row, or None when one has none."""
-        words: list[int] = results[: 2 * num_rows].tolist()
-        token_ids, are_finite = words[:num_rows], words[num_rows:]
-        if all(are_finite) and all(0 <= token_id < self._vocab_size for token_id in token_ids):
-            return token_ids
-        return None
 
     def parse(self, samples: Sequence[SampleRow], results: IntArray) -> tuple[RowOutput, ...]:
         """The outputs of the rows."""

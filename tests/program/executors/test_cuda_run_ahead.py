@@ -231,7 +231,9 @@ async def test_a_restored_state_in_the_slot_of_a_row_spoils_its_results() -> Non
 async def test_a_sequence_bound_anew_is_not_served_by_what_it_was_before() -> None:
     talk = Conversation(2)
     await talk.step()
-    rows = tuple(dataclasses.replace(row, residence=(9, 2)) for row in talk.rows())
+    rows = tuple(
+        dataclasses.replace(row, residence=(9, 2 + i)) for i, row in enumerate(talk.rows())
+    )
     talk.choose([20, 21])
     outputs = await talk.executor.decode(rows)
     assert [driver.taken(output).token_id for output in outputs] == [20, 21]
@@ -273,13 +275,20 @@ async def test_a_step_into_a_page_that_is_not_there_waits(frontier: int) -> None
         SamplingParams(logit_bias=((3, 1.0),)),
     ],
 )
-async def test_rows_whose_choice_depends_on_more_than_their_place_wait(
+async def test_rows_whose_choice_depends_on_more_than_their_place_go_on_to_their_logits(
     params: SamplingParams,
 ) -> None:
+    """What the next choice is to know follows from this token; the layers do not wait for it."""
     talk = Conversation(2)
     talk.targets[1].params = params
-    await talk.step()
-    assert talk.num_replayed == 1
+    for num_steps in range(1, 5):
+        before = len(talk.cuda.launches())
+        await talk.step()
+        assert talk.num_replayed == num_steps + 1
+        families = [launch.family for launch in talk.cuda.launches()[before:]]
+        assert families.count("sampling") == 1, "one choice a step"
+        own = families[families.index("sampling") + 1 :]
+        assert "embedding" in own, "the layers of the next step are queued behind the choice"
 
 
 async def test_a_step_behind_a_row_without_finite_logits_is_waited_for_and_forgotten() -> None:

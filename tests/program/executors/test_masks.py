@@ -34,7 +34,7 @@ def masked(target: DrivenSequence, token_id: int, mask: FixedMask | None) -> Uni
     return driver.with_sample(row, sample)
 
 
-async def test_a_masked_step_replays_the_same_graph_and_chooses_once_more() -> None:
+async def test_a_masked_step_chooses_once_with_the_masks_on_the_device() -> None:
     cuda = FakeCuda()
     executor = build(cuda).executor
     mask = FixedMask((3, 40, 100))
@@ -47,17 +47,42 @@ async def test_a_masked_step_replays_the_same_graph_and_chooses_once_more() -> N
     before = len(cuda.launches())
     await executor.decode((masked(targets[0], 1, mask), plain[1]))
     launches = cuda.launches()[before:]
-    assert len(launches) == num_plain + 1
-    first, second = (launch.arguments for launch in launches if launch.family == "sampling")
-    assert int(first["masks"]) == 0
+    assert len(launches) == num_plain
+    (chosen,) = (launch.arguments for launch in launches if launch.family == "sampling")
     assert mask.num_fills == 1
     words = -(-VOCAB // 32)
-    at_device = cuda.memory(int(second["masks"]), 4 * words).view(np.uint32)
+    at_device = cuda.memory(int(chosen["masks"]), 4 * words).view(np.uint32)
     np.testing.assert_array_equal(at_device, packed(mask.token_ids, VOCAB))
-    assert int(second["mask_words"]) == words
+    assert int(chosen["mask_words"]) == words
     before = len(cuda.launches())
     await executor.decode(plain)
     assert len(cuda.launches()) - before == num_plain
+
+
+async def test_layers_run_ahead_of_a_masked_choice() -> None:
+    """Also when a row has left and when the masks changed: those of the step that is asked for."""
+    cuda = FakeCuda()
+    executor = build(cuda).executor
+    targets = [driver.sequence(index) for index in range(3)]
+    for index, target in enumerate(targets):
+        target.tokens, target.slot = [0] * 5, 1 + 2 * index
+    newest = [1, 2, 3]
+    for allowed in (3, 40, 100, 7):
+        if allowed == 100:
+            del targets[0], newest[0]
+        rows = tuple(
+            masked(target, token_id, FixedMask((allowed,)))
+            for target, token_id in zip(targets, newest, strict=True)
+        )
+        before = len(cuda.launches())
+        outputs = await executor.decode(rows, goes_on=True)
+        families = [launch.family for launch in cuda.launches()[before:]]
+        assert families.count("sampling") == 1
+        is_ahead = allowed != 3
+        assert (families[0] == "sampling") == is_ahead
+        for index, (target, output) in enumerate(zip(targets, outputs, strict=True)):
+            target.advance([newest[index]])
+            newest[index] = driver.taken(output).token_id
 
 
 async def test_a_masked_prompt_chooses_once() -> None:

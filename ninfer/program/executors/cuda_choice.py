@@ -1,0 +1,77 @@
+"""TokenChoice: tokens from logits that are queued, with the masks of the rows that have one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import numpy as np
+
+from ninfer.contract.sampling import SamplingParams
+from ninfer.contract.units import RowOutput, SampleRow, UnitRow
+from ninfer.program.executors.cuda_driver import CudaDriver
+from ninfer.program.executors.cuda_sampler import CudaSampler, has_masks
+from ninfer.program.executors.cuda_tensor import DeviceTensor
+from ninfer.program.executors.cuda_watch import DeviceWatch
+
+MASK_THREADS: Final = 4
+"""Rows of a batch whose masks are filled at once."""
+
+
+class TokenChoice:
+    """Owns the threads that fill masks."""
+
+    def __init__(self, driver: CudaDriver, watch: DeviceWatch, sampler: CudaSampler) -> None:
+        self._driver = driver
+        self._watch = watch
+        self._sampler = sampler
+        self._threads = ThreadPoolExecutor(MASK_THREADS, "ninfer-masks")
+
+    async def run(
+        self, samples: Sequence[SampleRow], logits: DeviceTensor
+    ) -> tuple[RowOutput, ...]:
+        """The tokens, once the device has chosen them."""
+        await self.queue(samples, logits)
+        sampler = self._sampler
+        await self._watch.passed(sampler.side)
+        return sampler.parse(samples, sampler.results(len(samples), sampler.side))
+
+    async def queue(self, samples: Sequence[SampleRow], logits: DeviceTensor) -> None:
+        """Queue the choice, the copy of its results and the mark behind it. Masks are filled in
+        threads while the device works on what was queued before."""
+        sampler = self._sampler
+        sampler.write(samples)
+        sampler.queue_copy_in(len(samples))
+        if has_masks(samples):
+            await self.fill_masks(samples)
+            sampler.queue_masked(logits)
+        else:
+            sampler.queue(logits)
+        sampler.queue_copy_out(len(samples))
+        self._driver.mark(sampler.side)
+
+    async def fill_masks(self, samples: Sequence[SampleRow]) -> None:
+        """Into the sampler's host memory."""
+        loop, parts = asyncio.get_running_loop(), min(len(samples), MASK_THREADS)
+        fill = self._sampler.fill_masks
+        await asyncio.gather(
+            *(
+                loop.run_in_executor(self._threads, fill, samples, part, parts)
+                for part in range(parts)
+            )
+        )
+
+    def close(self) -> None:
+        self._threads.shutdown()
+
+
+def samples_of(rows: Sequence[UnitRow]) -> tuple[SampleRow, ...]:
+    """How to choose a token in each row; anyhow where nobody wants one."""
+    return tuple(row.sample or unused_sample() for row in rows)
+
+
+def unused_sample() -> SampleRow:
+    nothing = np.empty(0, np.int32)
+    return SampleRow(SamplingParams(), 0, nothing, nothing, nothing)
