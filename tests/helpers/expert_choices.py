@@ -119,7 +119,7 @@ def run_with_experts(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(moe_router, "reference", lead)
         *_, hidden = model.hidden_states(batch)
-    scores = model.logits(hidden, batch.project).astype(np.float32)
+    scores = model.head(model.final_norm(hidden), batch.project).astype(np.float32)
     return LedRun(scores, np.array(said, np.float32), lags)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
@@ -20,11 +20,12 @@ from threadpoolctl import threadpool_limits
 
 from ninfer.contract.arrays import ByteArray, Float32Array, FloatArray
 from ninfer.contract.cache import CHUNK_GRANULE
-from ninfer.contract.errors import DeviceError
+from ninfer.contract.errors import DeviceError, InvariantError
 from ninfer.contract.model import ModelConfig
 from ninfer.contract.sampling import GeneratedToken, PromptScores
 from ninfer.contract.units import (
     MAX_DRAFT_TOKENS,
+    PAGE_TOKENS,
     Capacity,
     Move,
     RowOutput,
@@ -38,10 +39,12 @@ from ninfer.program.executors.cpu_batch import (
     TokenBatch,
     check_rows,
     decode_batch,
+    positions_of,
     prefill_batch,
     window_batch,
 )
-from ninfer.program.executors.cpu_memory import CpuMemory
+from ninfer.program.executors.cpu_draft import CpuDraft, DraftModel, ProposalRow
+from ninfer.program.executors.cpu_memory import NO_DRAFT_SHAPE, CpuMemory
 from ninfer.program.executors.cpu_model import CpuModel
 
 PASS_TOKENS: Final = CHUNK_GRANULE
@@ -67,12 +70,18 @@ class CpuExecutor:
         weights: Mapping[str, Float32Array],
         capacity: Capacity,
         *,
+        draft_model: DraftModel | None = None,
         num_threads: int | None = None,
     ) -> None:
-        self._memory = cpu_memory.allocate(config, capacity)
+        shape = NO_DRAFT_SHAPE if draft_model is None else draft_model.shape
+        self._memory = cpu_memory.allocate(config, capacity, shape)
         self._model = CpuModel(config, weights, self._memory)
+        self._draft: CpuDraft | None = None
+        if draft_model is not None:
+            self._draft = draft_model.build(self._model, self._memory)
+        self._tap_layers = () if self._draft is None else self._draft.tap_layers
         self._frequencies = rotary.frequencies(config.attention.rope)
-        self._has_states = config.num_gdn_layers > 0
+        self._has_states = self._memory.slot_bytes > 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ninfer-cpu")
         self._copy_thread = ThreadPoolExecutor(1, thread_name_prefix="ninfer-copy")
         self._products = threadpool_limits(num_threads, user_api="blas")
@@ -117,7 +126,7 @@ class CpuExecutor:
 
     @property
     def has_draft_model(self) -> bool:
-        return False
+        return self._draft is not None
 
     async def verify(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
         return await self._submit("verify", self._verify, rows)
@@ -153,7 +162,7 @@ class CpuExecutor:
         """With the bits of as many decode steps."""
         check_rows((row,), has_states=self._has_states)
         self._copy_pages((row,))
-        self._run(window_batch((row,), self._frequencies))
+        self._follow(window_batch((row,), self._frequencies))
         return RowOutput(None)
 
     def _prefill(self, row: UnitRow) -> RowOutput:
@@ -161,7 +170,7 @@ class CpuExecutor:
             return self._replay(row)
         hidden, done, parts = None, 0, list[PromptScores]()
         for batch in self._passes(row):
-            hidden = self._run(batch)
+            hidden = self._follow(batch)
             if row.score is not None:
                 found = self._scores(batch, hidden, row.score, row.start, done)
                 if found is None:
@@ -171,7 +180,7 @@ class CpuExecutor:
         scores = prompt_logprobs.joined(parts) if parts else None
         if row.sample is None or hidden is None:
             return RowOutput(None, scores=scores)
-        output = _choose(self._model.logits(hidden[-1:], linear.tiled)[0], row.sample)
+        output = _choose(self._model.head(hidden[-1:], linear.tiled)[0], row.sample)
         return replace(output, scores=scores if output.is_finite else None)
 
     def _scores(
@@ -184,7 +193,7 @@ class CpuExecutor:
         if first >= last:
             return []
         scores = prompt_logprobs.reference(
-            self._model.logits(hidden, batch.project)[first - done : last - done],
+            self._model.head(hidden, batch.project)[first - done : last - done],
             score.targets[first - score.first : last - score.first],
             first=start + first + 1,
             num_top=score.num_top,
@@ -192,10 +201,12 @@ class CpuExecutor:
         return None if scores is None else [scores]
 
     def _decode(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
+        if self._draft is not None:
+            raise InvariantError("a draft model follows verify units, not decode units")
         check_rows(rows, has_states=self._has_states)
         self._copy_pages(rows)
         batch = decode_batch(rows, self._frequencies)
-        logits = self._model.logits(self._run(batch), batch.project)
+        logits = self._model.head(self._run(batch)[0], batch.project)
         return tuple(
             RowOutput(None) if row.sample is None else _choose(logits[index], row.sample)
             for index, row in enumerate(rows)
@@ -205,17 +216,24 @@ class CpuExecutor:
         check_rows(rows, has_states=self._has_states)
         self._copy_pages(rows)
         batch = window_batch(rows, self._frequencies)
-        logits = self._model.logits(self._run(batch), batch.project)
-        outputs, first = [], 0
-        for row in rows:
-            outputs.append(_choose_all(logits[first : first + row.token_ids.size], row))
-            first += row.token_ids.size
+        hidden, taps = self._run(batch)
+        logits = self._model.head(hidden, batch.project)
+        outputs = [
+            _choose_all(logits[first : first + row.token_ids.size], row)
+            for first, row in zip(batch.row_first, rows, strict=True)
+        ]
+        num_right = [1 + len(output.drafts) for output in outputs]
         if batch.window is not None:
-            batch.window.fold([1 + len(output.drafts) for output in outputs])
+            batch.window.fold(num_right)
+        if self._draft is not None:
+            self._draft.absorb(batch, hidden, taps, num_right)
+            _propose(self._draft, rows, outputs, hidden[batch.row_first + np.array(num_right) - 1])
         return tuple(outputs)
 
     def _score(self, row: UnitRow) -> Float32Array:
-        parts = [self._model.logits(self._run(batch), batch.project) for batch in self._passes(row)]
+        parts = [
+            self._model.head(self._follow(batch), batch.project) for batch in self._passes(row)
+        ]
         return np.concatenate(parts).astype(np.float32, copy=False)
 
     def _passes(self, row: UnitRow) -> list[TokenBatch]:
@@ -234,10 +252,22 @@ class CpuExecutor:
             for source, target in row.copies:
                 self._memory.copy_page(source, target)
 
-    def _run(self, batch: TokenBatch) -> FloatArray:
-        """The residual stream behind the last layer."""
-        *_, hidden = self._model.hidden_states(batch)
+    def _follow(self, batch: TokenBatch) -> FloatArray:
+        """Run inputs that are all right, the draft model behind them; what `_run` says of the
+        target."""
+        hidden, taps = self._run(batch)
+        if self._draft is not None:
+            self._draft.absorb(batch, hidden, taps, batch.row_sizes.tolist())
         return hidden
+
+    def _run(self, batch: TokenBatch) -> tuple[FloatArray, FloatArray]:
+        """[N, C] behind the final norm, and the taps that the draft model wants."""
+        taps = []
+        for index, hidden in enumerate(self._model.hidden_states(batch), -1):
+            if index in self._tap_layers:
+                taps.append(hidden.copy())
+        tapped = np.concatenate(taps, axis=1) if taps else hidden[:, :0]
+        return self._model.final_norm(hidden), tapped
 
 
 def _guarded(what: str, work: Callable[[Argument], Result], argument: Argument) -> Result:
@@ -265,6 +295,41 @@ def _choose_all(logits: FloatArray, row: UnitRow) -> RowOutput:
         if column == len(row.checks) or row.token_ids[column + 1] != output.token.token_id:
             break
     return RowOutput(right[-1], drafts=tuple(right[:-1]))
+
+
+def _propose(
+    draft: CpuDraft, rows: Sequence[UnitRow], outputs: list[RowOutput], hidden: FloatArray
+) -> None:
+    """Add the proposals of the rows that ask for some; `hidden` [B, C] is that before each row's
+    newest token."""
+    asking = {
+        index: asked
+        for index, row in enumerate(rows)
+        if (asked := _proposal_row(row, outputs[index], hidden[index])) is not None
+    }
+    proposals = draft.propose(tuple(asking.values())) if asking else []
+    for index, proposal in zip(asking, proposals, strict=True):
+        outputs[index] = replace(outputs[index], proposal=proposal)
+
+
+def _proposal_row(row: UnitRow, output: RowOutput, hidden: FloatArray) -> ProposalRow | None:
+    """What guesses behind a row's newest token start from; None when there can be none."""
+    if output.token is None or row.sample is None:
+        return None
+    num_inputs = len(output.tokens)
+    ordinal = row.start + num_inputs
+    num_tokens = min(row.num_proposed, row.page_table.size * PAGE_TOKENS - ordinal)
+    if num_tokens < 1:
+        return None
+    return ProposalRow(
+        output.token.token_id,
+        ordinal,
+        positions_of(row, num_inputs - 1, num_inputs)[:, 0] + 1,
+        hidden,
+        row.page_table,
+        row.sample.params,
+        num_tokens,
+    )
 
 
 def _choose(logits: FloatArray, sample: SampleRow) -> RowOutput:

@@ -58,13 +58,27 @@ class TokenBatch:
         """How this batch multiplies by a weight matrix."""
         return linear.tiled if self.is_decode else linear.reference
 
+    @property
+    def row_first(self) -> NDArray[np.int64]:
+        """[B] where each sequence's tokens begin."""
+        if self.window is not None:
+            return self.window.first
+        return np.array([segment.first for segment in self.segments])
+
+    @property
+    def row_sizes(self) -> NDArray[np.int64]:
+        """[B] tokens of each sequence."""
+        if self.window is not None:
+            return self.window.num_columns
+        return np.array([segment.last - segment.first for segment in self.segments])
+
 
 def prefill_batch(
     row: UnitRow, first: int, last: int, frequencies: rotary.RotaryFrequencies
 ) -> TokenBatch:
     """Inputs [first, last) of one row. Behind the first part the StateImage continues in place."""
     start, stop = row.start + first, row.start + last
-    cos, sin = rotary.angles(_positions(row, first, last), frequencies)
+    cos, sin = rotary.angles(positions_of(row, first, last), frequencies)
     return TokenBatch(
         token_ids=row.token_ids[first:last],
         is_decode=False,
@@ -81,7 +95,7 @@ def prefill_batch(
 
 def decode_batch(rows: tuple[UnitRow, ...], frequencies: rotary.RotaryFrequencies) -> TokenBatch:
     """The one input of every row."""
-    positions = np.concatenate([_positions(row, 0, 1) for row in rows], axis=1)
+    positions = np.concatenate([positions_of(row, 0, 1) for row in rows], axis=1)
     cos, sin = rotary.angles(positions, frequencies)
     return TokenBatch(
         token_ids=np.concatenate([row.token_ids for row in rows]),
@@ -106,7 +120,7 @@ def decode_batch(rows: tuple[UnitRow, ...], frequencies: rotary.RotaryFrequencie
 def window_batch(rows: tuple[UnitRow, ...], frequencies: rotary.RotaryFrequencies) -> TokenBatch:
     """All inputs of every row."""
     sizes = np.array([row.token_ids.size for row in rows])
-    positions = [_positions(row, 0, row.token_ids.size) for row in rows]
+    positions = [positions_of(row, 0, row.token_ids.size) for row in rows]
     cos, sin = rotary.angles(np.concatenate(positions, axis=1), frequencies)
     slots = [
         kv_write.slots_of(row.page_table, row.start, row.start + row.token_ids.size) for row in rows
@@ -150,7 +164,7 @@ def check_rows(rows: tuple[UnitRow, ...], *, has_states: bool) -> None:
         raise InvariantError("two rows write one StateImage slot")
 
 
-def _positions(row: UnitRow, first: int, last: int) -> IntArray:
+def positions_of(row: UnitRow, first: int, last: int) -> IntArray:
     """[3, last - first] rotary positions."""
     if row.positions is not None:
         return row.positions[:, first:last]
