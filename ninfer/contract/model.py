@@ -147,7 +147,8 @@ class LogicalParameter:
 class ModelObject:
     """A physical tensor: `parts` concatenated along axis 0 (one part: the parameter itself).
 
-    component   "text", "mtp" or "vision": what has to be selected for it to be loaded
+    component   "text", "mtp" or "vision": what has to be selected for it to be loaded; objects of a
+                draft model of its own files are "draft"
     """
 
     name: str

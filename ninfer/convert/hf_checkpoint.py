@@ -16,12 +16,11 @@ from types import MappingProxyType
 from typing import Final
 
 from ninfer.artifact.json_document import Fields, parse_object
-from ninfer.artifact.numeric_formats import FLOAT_FORMATS
-from ninfer.artifact.safetensors_file import SafetensorsFile, TensorEntry
 from ninfer.artifact.small_file import read_bytes, read_object
 from ninfer.contract.errors import ModelFileError
 from ninfer.contract.model import LogicalParameter, ModelConfig, ModelObject
 from ninfer.contract.printable import printable
+from ninfer.convert.float_tensors import find_floats, float_segment
 from ninfer.convert.hf_names import (
     HEAD_NAME,
     IGNORED_SUFFIXES,
@@ -140,7 +139,8 @@ class Binder:
         """The stored head of a tied model, if there is one."""
         if not self.config.tie_word_embeddings or HEAD_NAME not in self.checkpoint.tensors:
             return None
-        return self._float_segment((HEAD_NAME, (self.config.vocab_size, self.config.hidden_size)))
+        shape = self.config.vocab_size, self.config.hidden_size
+        return find_floats(self.checkpoint, (HEAD_NAME, shape))
 
     def check_unexpected(self, layouts: Iterable[ObjectLayout]) -> int:
         """How many scales are not used. Raises ModelFileError for the first tensor that belongs to
@@ -193,18 +193,7 @@ class Binder:
         return expert_shapes(part, self.prefix)
 
     def _segment(self, wanted: StoredShape) -> Segment:
-        return self.quantised.find(wanted) or self._float_segment(wanted)
-
-    def _float_segment(self, wanted: StoredShape) -> FloatSegment:
-        name, shape = wanted
-        if name not in self.checkpoint.tensors:
-            raise ModelFileError(self.checkpoint.path, name, "missing tensor")
-        file, entry = self.checkpoint.tensors[name]
-        if entry.shape != shape:
-            raise ModelFileError(
-                file.path, name, f"shape {list(entry.shape)}, the configuration says {list(shape)}"
-            )
-        return _float_segment(file, entry)
+        return self.quantised.find(wanted) or find_floats(self.checkpoint, wanted)
 
     def _vision_layout(self, ours: str, stored: str) -> ObjectLayout:
         file, entry = self.checkpoint.tensors[stored]
@@ -212,17 +201,7 @@ class Binder:
             raise ModelFileError(file.path, stored, "a scalar is no weight of the vision tower")
         part = LogicalParameter(ours, entry.shape)
         item = ModelObject(ours, entry.shape, (part,), "vision")
-        return ObjectLayout(item, (_float_segment(file, entry),))
-
-
-def _float_segment(file: SafetensorsFile, entry: TensorEntry) -> FloatSegment:
-    if entry.dtype not in FLOAT_FORMATS:
-        raise ModelFileError(
-            file.path,
-            entry.name,
-            f"dtype {entry.dtype} is not supported ({', '.join(FLOAT_FORMATS)} are)",
-        )
-    return FloatSegment(file, entry)
+        return ObjectLayout(item, (float_segment(file, entry),))
 
 
 def _natural_key(name: str) -> list[tuple[int, str]]:

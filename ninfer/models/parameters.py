@@ -37,43 +37,43 @@ def model_objects(config: ModelConfig) -> tuple[ModelObject, ...]:
 
 def _text_objects(config: ModelConfig) -> Iterator[ModelObject]:
     vocab, hidden = config.vocab_size, config.hidden_size
-    yield _single("embed_tokens", (vocab, hidden))
+    yield single_object("embed_tokens", (vocab, hidden))
     for layer in config.layers:
         prefix = f"layers.{layer.index}"
-        yield _single(f"{prefix}.input_norm", (hidden,))
+        yield single_object(f"{prefix}.input_norm", (hidden,))
         if layer.mixer is MixerKind.ATTENTION:
             yield from _attention_objects(config, f"{prefix}.attn", "text")
         else:
             yield from _gdn_objects(config, f"{prefix}.gdn")
-        yield _single(f"{prefix}.post_norm", (hidden,))
+        yield single_object(f"{prefix}.post_norm", (hidden,))
         yield from _mlp_objects(config, layer.mlp, prefix, "text")
-    yield _single("norm", (hidden,))
+    yield single_object("norm", (hidden,))
     if not config.tie_word_embeddings:
-        yield _single("lm_head", (vocab, hidden))
+        yield single_object("lm_head", (vocab, hidden))
 
 
 def _mtp_objects(config: ModelConfig) -> Iterator[ModelObject]:
     if config.num_mtp_layers == 0:
         return
     hidden = config.hidden_size
-    yield _single("mtp.norm_embedding", (hidden,), "mtp")
-    yield _single("mtp.norm_hidden", (hidden,), "mtp")
-    yield _single("mtp.fc", (hidden, 2 * hidden), "mtp")
+    yield single_object("mtp.norm_embedding", (hidden,), "mtp")
+    yield single_object("mtp.norm_hidden", (hidden,), "mtp")
+    yield single_object("mtp.fc", (hidden, 2 * hidden), "mtp")
     for index in range(config.num_mtp_layers):
         prefix = f"mtp.layers.{index}"
-        yield _single(f"{prefix}.input_norm", (hidden,), "mtp")
+        yield single_object(f"{prefix}.input_norm", (hidden,), "mtp")
         yield from _attention_objects(config, f"{prefix}.attn", "mtp")
-        yield _single(f"{prefix}.post_norm", (hidden,), "mtp")
+        yield single_object(f"{prefix}.post_norm", (hidden,), "mtp")
         mlp = MlpKind.MOE if config.moe is not None else MlpKind.DENSE
         yield from _mlp_objects(config, mlp, prefix, "mtp")
-    yield _single("mtp.norm", (hidden,), "mtp")
+    yield single_object("mtp.norm", (hidden,), "mtp")
 
 
 def _attention_objects(config: ModelConfig, prefix: str, component: str) -> Iterator[ModelObject]:
     att, hidden = config.attention, config.hidden_size
     q_rows = att.num_heads * att.head_dim * (2 if att.has_output_gate else 1)
     kv_rows = att.num_kv_heads * att.head_dim
-    yield _fused(
+    yield fused_object(
         f"{prefix}.qkv_proj",
         [
             (f"{prefix}.q_proj", q_rows),
@@ -83,9 +83,9 @@ def _attention_objects(config: ModelConfig, prefix: str, component: str) -> Iter
         hidden,
         component,
     )
-    yield _single(f"{prefix}.q_norm", (att.head_dim,), component)
-    yield _single(f"{prefix}.k_norm", (att.head_dim,), component)
-    yield _single(f"{prefix}.o_proj", (hidden, att.num_heads * att.head_dim), component)
+    yield single_object(f"{prefix}.q_norm", (att.head_dim,), component)
+    yield single_object(f"{prefix}.k_norm", (att.head_dim,), component)
+    yield single_object(f"{prefix}.o_proj", (hidden, att.num_heads * att.head_dim), component)
 
 
 def _gdn_objects(config: ModelConfig, prefix: str) -> Iterator[ModelObject]:
@@ -93,7 +93,7 @@ def _gdn_objects(config: ModelConfig, prefix: str) -> Iterator[ModelObject]:
     if gdn is None:
         raise InvariantError("a layer with linear attention needs GDN sizes")
     hidden, heads = config.hidden_size, gdn.num_value_heads
-    yield _fused(
+    yield fused_object(
         f"{prefix}.in_proj",
         [
             (f"{prefix}.in_qkv", gdn.conv_dim),
@@ -104,18 +104,18 @@ def _gdn_objects(config: ModelConfig, prefix: str) -> Iterator[ModelObject]:
         hidden,
         "text",
     )
-    yield _single(f"{prefix}.conv", (gdn.conv_dim, gdn.conv_width))
-    yield _single(f"{prefix}.A_log", (heads,))
-    yield _single(f"{prefix}.dt_bias", (heads,))
-    yield _single(f"{prefix}.norm", (gdn.value_head_dim,))
-    yield _single(f"{prefix}.out_proj", (hidden, gdn.value_dim))
+    yield single_object(f"{prefix}.conv", (gdn.conv_dim, gdn.conv_width))
+    yield single_object(f"{prefix}.A_log", (heads,))
+    yield single_object(f"{prefix}.dt_bias", (heads,))
+    yield single_object(f"{prefix}.norm", (gdn.value_head_dim,))
+    yield single_object(f"{prefix}.out_proj", (hidden, gdn.value_dim))
 
 
 def _mlp_objects(
     config: ModelConfig, kind: MlpKind, prefix: str, component: str
 ) -> Iterator[ModelObject]:
     if kind is MlpKind.DENSE:
-        yield from _swiglu_objects(
+        yield from swiglu_objects(
             f"{prefix}.mlp", config.hidden_size, config.intermediate_size, component
         )
     else:
@@ -127,31 +127,36 @@ def _moe_objects(config: ModelConfig, prefix: str, component: str) -> Iterator[M
     if moe is None:
         raise InvariantError("a mixture-of-experts layer needs its sizes")
     experts, inner = moe.num_experts, moe.intermediate_size
-    yield _single(f"{prefix}.router", (experts, hidden), component)
-    yield _single(f"{prefix}.experts.gate_up", (experts, 2 * inner, hidden), component)
-    yield _single(f"{prefix}.experts.down", (experts, hidden, inner), component)
+    yield single_object(f"{prefix}.router", (experts, hidden), component)
+    yield single_object(f"{prefix}.experts.gate_up", (experts, 2 * inner, hidden), component)
+    yield single_object(f"{prefix}.experts.down", (experts, hidden, inner), component)
     if moe.shared_intermediate_size is not None:
-        yield _single(f"{prefix}.shared_gate", (1, hidden), component)
-        yield from _swiglu_objects(
+        yield single_object(f"{prefix}.shared_gate", (1, hidden), component)
+        yield from swiglu_objects(
             f"{prefix}.shared", hidden, moe.shared_intermediate_size, component
         )
 
 
-def _swiglu_objects(prefix: str, hidden: int, inner: int, component: str) -> Iterator[ModelObject]:
-    yield _fused(
+def swiglu_objects(prefix: str, hidden: int, inner: int, component: str) -> Iterator[ModelObject]:
+    """Of a SwiGLU MLP of `inner` rows: gate and up in one, then down."""
+    yield fused_object(
         f"{prefix}.gate_up",
         [(f"{prefix}.gate_proj", inner), (f"{prefix}.up_proj", inner)],
         hidden,
         component,
     )
-    yield _single(f"{prefix}.down_proj", (hidden, inner), component)
+    yield single_object(f"{prefix}.down_proj", (hidden, inner), component)
 
 
-def _single(name: str, shape: tuple[int, ...], component: str = "text") -> ModelObject:
+def single_object(name: str, shape: tuple[int, ...], component: str = "text") -> ModelObject:
+    """An object that is one parameter."""
     return ModelObject(name, shape, (LogicalParameter(name, shape),), component)
 
 
-def _fused(name: str, parts: list[tuple[str, int]], columns: int, component: str) -> ModelObject:
+def fused_object(
+    name: str, parts: list[tuple[str, int]], columns: int, component: str
+) -> ModelObject:
+    """Matrices (name, rows) with the same input, one below another."""
     parameters = tuple(LogicalParameter(part, (rows, columns)) for part, rows in parts)
     shape = (sum(rows for _, rows in parts), columns)
     return ModelObject(name, shape, parameters, component)
