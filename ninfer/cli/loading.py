@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Final, TypeAlias
 from ninfer.cli.console import Console
 from ninfer.cli.fingerprint import fingerprint_of
 from ninfer.cli.progress import ProgressLine
+from ninfer.contract.drafting import DraftCosts
 from ninfer.contract.errors import ModelFileError
 from ninfer.contract.model import ModelCard, ModelSource
 from ninfer.contract.program import Program
@@ -106,7 +107,8 @@ def load_with_progress(
 @asynccontextmanager
 async def running_engine(model: LoadedModel, options: EngineOptions) -> AsyncIterator[Engine]:
     """An engine over the model's Program; leaving ends what runs and closes the Program."""
-    engine = make_engine(model, options, make_cache(model, options))
+    costs = await measured_costs(model)
+    engine = make_engine(model, options, make_cache(model, options), costs)
     await engine.start()
     try:
         yield engine
@@ -114,12 +116,29 @@ async def running_engine(model: LoadedModel, options: EngineOptions) -> AsyncIte
         await engine.aclose()
 
 
+async def measured_costs(model: LoadedModel) -> DraftCosts | None:
+    """What drafts cost here, None where there are none. On an error the Program is closed."""
+    program = model.program
+    if program.capacity.max_draft_tokens == 0:
+        return None
+    with ExitStack() as undo:
+        undo.callback(program.close)
+        costs = await program.measure_drafts()
+        undo.pop_all()
+    return costs
+
+
 def make_cache(model: LoadedModel, options: EngineOptions) -> ContextCache:
     """The context cache of the model's Program; for one engine."""
     return ContextCache(model.program, cache_memory_of(model.plan, options))
 
 
-def make_engine(model: LoadedModel, options: EngineOptions, cache: ContextCache) -> Engine:
+def make_engine(
+    model: LoadedModel,
+    options: EngineOptions,
+    cache: ContextCache,
+    draft_costs: DraftCosts | None = None,
+) -> Engine:
     lanes = model.plan.capacity.max_concurrency
     max_pending = options.max_pending
     if max_pending is None:
@@ -131,6 +150,7 @@ def make_engine(model: LoadedModel, options: EngineOptions, cache: ContextCache)
         queue_timeout_s=options.queue_timeout,
         policy=cache,
         max_decode_gap_s=gap_ms / 1000.0 if gap_ms > 0 else None,
+        draft_costs=draft_costs,
     )
 
 

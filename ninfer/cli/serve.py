@@ -21,6 +21,7 @@ from ninfer.cli.loading import (
     load_model,
     make_cache,
     make_engine,
+    measured_costs,
     open_named_model,
 )
 from ninfer.cli.parser import Invocation
@@ -153,8 +154,9 @@ def background_loader(
             if not thread.cancelled() and thread.exception() is None:
                 thread.result()[0].program.close()
             raise
+        costs = await measured_costs(model)
         cache = make_cache(model, engine_options)
-        engine = make_engine(model, engine_options, cache)
+        engine = make_engine(model, engine_options, cache, costs)
         await engine.start()
         return ServedModel(
             engine, model.frontend, model.card, lambda: metric_families(engine, cache), info

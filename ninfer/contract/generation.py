@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeAlias
 
 from ninfer.contract.cache import CacheRequest, CacheUse
+from ninfer.contract.drafting import DraftCounts
 from ninfer.contract.errors import NInferError
 from ninfer.contract.masks import TokenMask
 from ninfer.contract.prompt import PreparedPrompt
@@ -174,27 +175,6 @@ class Usage:
     @property
     def cached_tokens(self) -> int:
         return 0 if self.cache is None else self.cache.num_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class DraftCounts:
-    """Speculative decoding of one request.
-
-    rounds     decode steps that checked a draft
-    drafted    tokens in these drafts
-    accepted   of them, those that became part of the answer
-    """
-
-    rounds: int = 0
-    drafted: int = 0
-    accepted: int = 0
-
-    def __add__(self, other: DraftCounts) -> DraftCounts:
-        return DraftCounts(
-            self.rounds + other.rounds,
-            self.drafted + other.drafted,
-            self.accepted + other.accepted,
-        )
 
 
 @dataclass(frozen=True, slots=True)

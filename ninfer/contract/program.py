@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 from ninfer.contract.arrays import Float32Array
 from ninfer.contract.cache import CheckpointId
+from ninfer.contract.drafting import DraftCosts
 from ninfer.contract.masks import TokenMask
 from ninfer.contract.prompt import PreparedPrompt
 from ninfer.contract.sampling import PromptScoring, SamplingParams
@@ -174,14 +175,18 @@ class Occupancy:
 
 
 class Program(Protocol):
-    """The only physical authority. Used by the worker task alone; no method but `complete` and
-    `score` waits."""
+    """The only physical authority. Used by the worker task alone, and before it by whoever starts
+    it; no method but `complete`, `score` and `measure_drafts` waits."""
 
     @property
     def capacity(self) -> Capacity: ...
 
     @property
     def vocab_size(self) -> int: ...
+
+    async def measure_drafts(self) -> DraftCosts:
+        """What steps with drafts and proposals cost here, found out by a few of them: before the
+        first sequence is opened, in a fraction of a second. Raises DeviceError."""
 
     def open_sequence(self, spec: SequenceSpec, source: Source | None = None) -> SequenceHandle:
         """Bind a free lane, at the frontier of `source` or at 0.

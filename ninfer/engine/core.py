@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from ninfer.contract.drafting import DraftCosts
 from ninfer.contract.errors import InvariantError, RequestError, Unavailable
 from ninfer.contract.generation import EngineHealth, EngineStatus, GenerationRequest, RequestHandle
 from ninfer.contract.program import Program
@@ -26,6 +27,7 @@ from ninfer.engine.no_cache import NoCache
 from ninfer.engine.outstanding import Outstanding, Place
 from ninfer.engine.request_checks import OutputBudget, check_request
 from ninfer.engine.request_record import RequestRecord
+from ninfer.engine.speculation.costs import AssumedCosts
 from ninfer.engine.speculation.drafter import MakeDrafter
 from ninfer.engine.speculation.row_drafter import RowDrafter
 from ninfer.engine.worker import Worker
@@ -43,6 +45,7 @@ class Engine:
     max_decode_gap_s  longest time a running stream may stand still for a prefill chunk; None: any
     clock             seconds, monotonic
     make_drafter      what drafts for a request, when the Program's capacity has room for drafts
+    draft_costs       what drafts cost, as `Program.measure_drafts` found; None: assumed
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Engine:
         max_decode_gap_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         make_drafter: MakeDrafter = RowDrafter,
+        draft_costs: DraftCosts | None = None,
     ) -> None:
         self._program = program
         self._capacity = program.capacity
@@ -70,6 +74,7 @@ class Engine:
             clock=clock,
             metrics=self._metrics,
             make_drafter=make_drafter,
+            draft_costs=AssumedCosts() if draft_costs is None else draft_costs,
         )
         self._task: asyncio.Task[None] | None = None
         self._num_tickets = 0

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TypeVar
 
 from ninfer.contract.cache import CheckpointKind, MissReason, Tier
+from ninfer.contract.drafting import DraftSource
 from ninfer.contract.generation import EngineStatus
 from ninfer.contract.metrics import MetricFamily, MetricSample, counter, gauge, histogram
 from ninfer.contract.program import TransferKind
@@ -94,6 +95,7 @@ def _draft_families(drafts: DraftMetrics) -> list[MetricFamily]:
         MetricSample(count, (("position", str(place)),))
         for place, count in enumerate(drafts.accepted_at)
     )
+    sources = drafts.by_source.items()
     return [
         counter("draft_rounds", "Rows of decode steps that checked a draft", drafts.rounds_total),
         counter("drafted_tokens", "Tokens in drafts", drafts.drafted_total),
@@ -104,7 +106,13 @@ def _draft_families(drafts: DraftMetrics) -> list[MetricFamily]:
             "Drafts that were right as far as a place in them, 0 the first",
             places,
         ),
-    ]
+        _by("draft_rounds_by_source", "Rounds with a draft of this source", "source",
+            DraftSource, {source: counts.rounds_total for source, counts in sources}),
+        _by("drafted_tokens_by_source", "Tokens in drafts of this source", "source",
+            DraftSource, {source: counts.drafted_total for source, counts in sources}),
+        _by("accepted_draft_tokens_by_source", "Drafted tokens of this source that were right",
+            "source", DraftSource, {source: counts.accepted_total for source, counts in sources}),
+    ]  # fmt: skip
 
 
 def _histogram_families(values: EngineHistograms) -> list[MetricFamily]:

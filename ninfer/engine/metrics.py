@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from ninfer.contract.drafting import DraftSource
 from ninfer.contract.errors import NInferError, NonFiniteLogits
 from ninfer.contract.generation import FinishReason, Timings
 from ninfer.contract.units import MAX_DRAFT_TOKENS
@@ -34,22 +35,42 @@ def outcome_of(reason: FinishReason) -> Outcome:
 
 
 @dataclass(slots=True)
-class DraftMetrics:
-    """rounds: rows of decode steps that checked a draft. accepted_at[i]: rounds in which draft
-    token number i, counted from 0, became part of an answer."""
+class SourceMetrics:
+    """What one source drafted."""
 
     rounds_total: int = 0
     drafted_total: int = 0
+    accepted_total: int = 0
+
+
+@dataclass(slots=True)
+class DraftMetrics:
+    """rounds: rows of decode steps that checked a draft. accepted_at[i]: rounds in which draft
+    token number i, counted from 0, became part of an answer. by_source: each round has one."""
+
     accepted_at: list[int] = field(default_factory=lambda: [0] * MAX_DRAFT_TOKENS)
+    by_source: dict[DraftSource, SourceMetrics] = field(
+        default_factory=lambda: {source: SourceMetrics() for source in DraftSource}
+    )
+
+    @property
+    def rounds_total(self) -> int:
+        return sum(counts.rounds_total for counts in self.by_source.values())
+
+    @property
+    def drafted_total(self) -> int:
+        return sum(counts.drafted_total for counts in self.by_source.values())
 
     @property
     def accepted_total(self) -> int:
         return sum(self.accepted_at)
 
-    def note(self, num_drafted: int, num_accepted: int) -> None:
+    def note(self, source: DraftSource, num_drafted: int, num_accepted: int) -> None:
         """One round."""
-        self.rounds_total += 1
-        self.drafted_total += num_drafted
+        counts = self.by_source[source]
+        counts.rounds_total += 1
+        counts.drafted_total += num_drafted
+        counts.accepted_total += num_accepted
         for index in range(num_accepted):
             self.accepted_at[index] += 1
 

@@ -20,13 +20,14 @@ from types import MappingProxyType
 from typing import Final
 
 from ninfer.contract.cache import CacheUse
+from ninfer.contract.drafting import DraftCounts
 from ninfer.contract.errors import InvariantError, NInferError
-from ninfer.contract.generation import DraftCounts, GenerationRequest, Timings, Usage
+from ninfer.contract.generation import GenerationRequest, Timings, Usage
 from ninfer.contract.program import PausedSequence, SequenceHandle
 from ninfer.engine.event_stream import EventStream
 from ninfer.engine.outstanding import Place
 from ninfer.engine.request_checks import OutputBudget
-from ninfer.engine.speculation.drafter import Drafter
+from ninfer.engine.speculation.drafter import Drafter, Proposal
 
 
 class Phase(Enum):
@@ -85,6 +86,7 @@ class RequestRecord:
     captures           frontiers at which the context cache wants to be told
     cache_use          what the first start got from the context cache
     drafter            drafts what it may say next; None without speculative decoding
+    proposal           the draft model's newest, of use until more tokens are accepted
     draft_counts       what became of its drafts
     """
 
@@ -111,6 +113,7 @@ class RequestRecord:
     captures: frozenset[int] = field(default=frozenset(), init=False)
     cache_use: CacheUse | None = field(default=None, init=False)
     drafter: Drafter | None = field(default=None, init=False)
+    proposal: Proposal | None = field(default=None, init=False)
     draft_counts: DraftCounts = field(default_factory=DraftCounts, init=False)
 
     @property

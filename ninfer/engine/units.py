@@ -10,7 +10,7 @@ from ninfer.engine.pacing import PrefillPace
 from ninfer.engine.pressure import Pressure
 from ninfer.engine.request_record import Phase, RequestRecord
 from ninfer.engine.scheduler import DecodeUnit, PrefillUnit, ReplayUnit, Scheduler, UnitPlan
-from ninfer.engine.speculation.speculation import Speculation
+from ninfer.engine.speculation.speculation import NO_ROUNDS, RoundPlan, Speculation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,14 +18,14 @@ class LaunchedUnit:
     """A launched unit and the requests of its rows, in row order.
 
     is_sampled   which rows are to produce a token: not inner prefill chunks and not replay
-    num_drafted  tokens of each row's draft; empty when there is none at all
+    rounds       drafts and proposals of a decode batch; None without speculative decoding
     """
 
     batch: PendingBatch
     records: tuple[RequestRecord, ...]
     is_sampled: tuple[bool, ...]
     launched_s: float
-    num_drafted: tuple[int, ...] = ()
+    rounds: RoundPlan | None = None
 
 
 class UnitLauncher:
@@ -109,15 +109,18 @@ class UnitLauncher:
             return None
         handles = [record.resident for record in records]
         is_sampled = tuple(map(self._is_sampled, records))
-        drafts = self._speculation.drafts(records, is_sampled) if self._speculation else ()
-        num_drafted = tuple(len(draft.token_ids) for draft in drafts)
-        if not any(num_drafted):
-            drafts, num_drafted = (), ()
+        rounds = self._speculation.plan(records, is_sampled) if self._speculation else None
+        asked = rounds or NO_ROUNDS
         goes_on = (
-            not num_drafted and not self._scheduler.has_prompts and all(map(_may_go_on, records))
+            not asked.drafts
+            and not self._program.capacity.has_draft_model
+            and not self._scheduler.has_prompts
+            and all(map(_may_go_on, records))
         )
-        batch = self._program.launch_decode(handles, drafts=drafts, goes_on=goes_on)
-        return LaunchedUnit(batch, records, is_sampled, now, num_drafted)
+        batch = self._program.launch_decode(
+            handles, drafts=asked.drafts, num_proposed=asked.num_proposed, goes_on=goes_on
+        )
+        return LaunchedUnit(batch, records, is_sampled, now, rounds)
 
 
 def _may_go_on(record: RequestRecord) -> bool:

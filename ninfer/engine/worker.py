@@ -20,11 +20,11 @@ from asyncio import CancelledError
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from ninfer.contract.drafting import DraftCosts
 from ninfer.contract.errors import InvariantError, NInferError, Unavailable
-from ninfer.contract.generation import Admitted, DraftCounts, OutputPreview, Progress
+from ninfer.contract.generation import Admitted, OutputPreview, Progress
 from ninfer.contract.program import Program, UnitKind
 from ninfer.contract.sampling import GeneratedToken, PromptScores
-from ninfer.contract.units import RowOutput
 from ninfer.engine.admission import Admission
 from ninfer.engine.background import Background
 from ninfer.engine.context_protocol import ContextPolicy
@@ -67,6 +67,7 @@ class Worker:
         clock: Callable[[], float],
         metrics: EngineMetrics,
         make_drafter: MakeDrafter,
+        draft_costs: DraftCosts,
     ) -> None:
         self.inbox = Inbox()
         self._program = program
@@ -89,7 +90,11 @@ class Worker:
             program, scheduler, desk, residency, pressure, self._records, self._note_admitted
         )
         is_speculating = program.capacity.max_draft_tokens > 0
-        speculation = Speculation(program, make_drafter) if is_speculating else None
+        speculation = self._speculation = (
+            Speculation(program, make_drafter, draft_costs, metrics.drafts)
+            if is_speculating
+            else None
+        )
         self._launcher = UnitLauncher(
             program, scheduler, pressure, self._pace, self._records, speculation
         )
@@ -261,7 +266,8 @@ class Worker:
                 unit.records, outputs, unit.is_sampled, strict=True
             )
         ]
-        self._program.commit(unit.batch, [verdict.accepted for verdict in verdicts])
+        num_accepted = [verdict.accepted for verdict in verdicts]
+        self._program.commit(unit.batch, num_accepted)
         self._metrics.histograms.unit_tokens.observe(sum(unit.batch.num_inputs))
         match unit.batch.kind:
             case UnitKind.PREFILL:
@@ -270,8 +276,8 @@ class Worker:
                 self._scheduler.note_replayed(unit.records[0].ticket, unit.batch.num_inputs[0])
             case UnitKind.DECODE:
                 self._note_decoded(unit)
-        if unit.num_drafted:
-            self._note_drafts(unit, outputs, verdicts)
+        if self._speculation is not None and unit.rounds is not None:
+            self._speculation.note(unit.records, unit.rounds, outputs, num_accepted)
         for record, output, verdict in zip(unit.records, outputs, verdicts, strict=True):
             if output.scores is not None:
                 self._show_scores(record, output.scores)
@@ -301,21 +307,6 @@ class Worker:
         self._metrics.num_decode_units += 1
         self._metrics.decode_rows_total += len(unit.records)
         self._metrics.replayed_tokens_total += unit.is_sampled.count(False)
-
-    def _note_drafts(
-        self,
-        unit: LaunchedUnit,
-        outputs: Sequence[RowOutput],
-        verdicts: Sequence[RowVerdict],
-    ) -> None:
-        for record, num_drafted, output, verdict in zip(
-            unit.records, unit.num_drafted, outputs, verdicts, strict=True
-        ):
-            if num_drafted and record.drafter is not None:
-                record.drafter.note(num_drafted, len(output.drafts))
-                num_accepted = min(len(output.drafts), verdict.accepted)
-                record.draft_counts += DraftCounts(1, num_drafted, num_accepted)
-                self._metrics.drafts.note(num_drafted, num_accepted)
 
     def _account(self, record: RequestRecord, verdict: RowVerdict, now: float) -> None:
         if verdict.error is not None:

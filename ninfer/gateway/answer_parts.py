@@ -8,8 +8,9 @@ from dataclasses import asdict
 from typing import Any, Final, Literal
 
 from ninfer.contract.cache import CacheUse
+from ninfer.contract.drafting import DraftCounts
 from ninfer.contract.errors import InvariantError
-from ninfer.contract.generation import DraftCounts, Finish, FinishReason, Timings, Usage
+from ninfer.contract.generation import Finish, FinishReason, Timings, Usage
 from ninfer.contract.sampling import GeneratedToken, TokenLogprobs
 
 LOGPROB_FLOOR: Final = -9999.0

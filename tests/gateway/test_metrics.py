@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from ninfer.contract.drafting import DraftSource
 from ninfer.contract.errors import NonFiniteLogits
 from ninfer.contract.generation import Timings, Usage
 from ninfer.contract.metrics import Histogram, MetricFamily, histogram
@@ -209,9 +210,9 @@ async def test_the_page_is_whole_while_the_model_loads() -> None:
 
 async def test_drafts_are_counted_by_their_places(rig: Rig) -> None:
     metrics = EngineMetrics()
-    metrics.drafts.note(4, 2)
-    metrics.drafts.note(3, 0)
-    metrics.drafts.note(1, 1)
+    metrics.drafts.note(DraftSource.NGRAM, 4, 2)
+    metrics.drafts.note(DraftSource.MODEL, 3, 0)
+    metrics.drafts.note(DraftSource.MODEL, 1, 1)
     attach_figures(rig, metrics)
     found = await page(rig)
     totals = {
@@ -219,6 +220,19 @@ async def test_drafts_are_counted_by_their_places(rig: Rig) -> None:
         for name in ("draft_rounds", "drafted_tokens", "accepted_draft_tokens")
     }
     assert totals == {"draft_rounds": 3, "drafted_tokens": 8, "accepted_draft_tokens": 3}
+    by_source = {
+        (name, sample.labels["source"]): sample.value
+        for name in totals
+        for sample in found[f"ninfer_{name}_by_source"].samples
+    }
+    assert by_source == {
+        ("draft_rounds", "ngram"): 1,
+        ("draft_rounds", "model"): 2,
+        ("drafted_tokens", "ngram"): 4,
+        ("drafted_tokens", "model"): 4,
+        ("accepted_draft_tokens", "ngram"): 2,
+        ("accepted_draft_tokens", "model"): 1,
+    }
     places = found["ninfer_accepted_drafts_at"].samples
     assert [(sample.labels["position"], sample.value) for sample in places[:3]] == [
         ("0", 2.0),

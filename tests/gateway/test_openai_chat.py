@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from ninfer.contract.drafting import DraftCounts, DraftSource
 from ninfer.contract.errors import NonFiniteLogits, Unavailable
 from ninfer.contract.generation import (
     Admitted,
-    DraftCounts,
     Event,
     Finish,
     Finished,
@@ -76,9 +77,17 @@ async def test_whole_answer_has_every_field(rig: Rig) -> None:
 
 async def test_timings_tell_of_drafts(rig: Rig) -> None:
     assert "drafts" not in (await rig.chat()).json()["timings"]
-    drafted = replace(TIMINGS, drafts=DraftCounts(rounds=4, drafted=9, accepted=5))
-    timings = timings_object([TIMINGS, drafted, drafted], 30)
-    assert timings["drafts"] == {"rounds": 8, "drafted": 18, "accepted": 10}
+    drafted = replace(TIMINGS, drafts=DraftCounts.of_round(DraftSource.NGRAM, 4, 2))
+    more = replace(TIMINGS, drafts=DraftCounts.of_round(DraftSource.MODEL, 3, 3))
+    timings = timings_object([TIMINGS, drafted, more, drafted], 30)
+    assert json.loads(json.dumps(timings["drafts"])) == {
+        "rounds": 3,
+        "drafted": 11,
+        "accepted": 7,
+        "accepted_at": [3, 3, 1],
+        "ngram": {"drafted": 8, "accepted": 4},
+        "model": {"drafted": 3, "accepted": 3},
+    }
 
 
 async def test_missing_model_is_answered_with_the_served_name(rig: Rig) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ninfer.contract.arrays import Float32Array
 from ninfer.contract.cache import CheckpointId
+from ninfer.contract.drafting import DraftCosts
 from ninfer.contract.program import (
     Amounts,
     CheckpointFacts,
@@ -43,6 +44,10 @@ class FaultyProgram:
     @property
     def vocab_size(self) -> int:
         return self._program.vocab_size
+
+    async def measure_drafts(self) -> DraftCosts:
+        self._on_call("measure_drafts")
+        return await self._program.measure_drafts()
 
     def open_sequence(self, spec: SequenceSpec, source: Source | None = None) -> SequenceHandle:
         self._on_call("open_sequence")

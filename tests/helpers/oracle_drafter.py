@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+from ninfer.contract.drafting import DraftSource
 from ninfer.contract.generation import GenerationRequest
-from ninfer.engine.speculation.drafter import MakeDrafter
+from ninfer.engine.speculation.drafter import Guess, Hope, MakeDrafter
 
 
 class OracleDrafter:
@@ -20,17 +21,23 @@ class OracleDrafter:
         self._vocab_size = vocab_size
         self._rng = rng
 
-    def draft(self, accepted: list[int], num_rows: int, room: int) -> tuple[int, ...]:
+    def guess(self, accepted: list[int], proposal: tuple[int, ...], room: int) -> Guess:
         size = self._rng.randint(0, min(room, self._max_tokens)) if room > 0 else 0
         coming = self._coming[len(accepted) :][:size]
         num_right = self._rng.choice((size, self._rng.randint(0, size)))
-        return tuple(
+        return sure(
             token if place < num_right else self._rng.randrange(self._vocab_size)
             for place, token in enumerate(coming)
         )
 
-    def note(self, num_drafted: int, num_right: int) -> None:
-        """It learns nothing."""
+    def hope(self, room: int) -> Hope:
+        return Hope()
+
+
+def sure(token_ids: Iterable[int]) -> Guess:
+    """A guess that is drafted whole."""
+    found = tuple(token_ids)
+    return Guess(found, (1.0,) * len(found), DraftSource.NGRAM)
 
 
 def oracles(

@@ -6,12 +6,24 @@ Pure and incremental: a token costs constant time and memory, and the oldest are
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 SIZES: Final = (4, 3, 2)
 """Tokens that must agree; the longest that is found wins."""
 MAX_PLACES: Final = 16_384
 """Places that are remembered for each size, and tokens that can be copied."""
+LONGEST_AGREEMENT: Final = 16
+"""Tokens that are compared, at most."""
+
+
+class NgramDraft(NamedTuple):
+    """What came next in another place. `agreement`: so many tokens before it are the same here."""
+
+    token_ids: tuple[int, ...]
+    agreement: int
+
+
+NO_DRAFT: Final = NgramDraft((), 0)
 
 
 class NgramDrafter:
@@ -28,16 +40,23 @@ class NgramDrafter:
         for token_id in token_ids[-self._max_places :]:
             self._append(token_id)
 
-    def draft(self, num_tokens: int) -> tuple[int, ...]:
+    def draft(self, num_tokens: int) -> NgramDraft:
         """At most so many tokens that may come next; none when the end of the text is new."""
         place = self._newest_place()
         if place is None or num_tokens < 1:
-            return ()
+            return NO_DRAFT
         source = self._tokens[place : place + num_tokens]
         # A text that repeats itself runs into its own end and goes on with what is drafted.
         while len(source) < num_tokens:
             source += source[: num_tokens - len(source)]
-        return tuple(source)
+        return NgramDraft(tuple(source), self._agreement(place))
+
+    def _agreement(self, place: int) -> int:
+        """Tokens before the place that are those at the end of the text."""
+        length, most = 0, min(place, LONGEST_AGREEMENT)
+        while length < most and self._tokens[place - 1 - length] == self._tokens[-1 - length]:
+            length += 1
+        return length
 
     def _newest_place(self) -> int | None:
         """Index of the token behind the newest earlier occurrence of the end."""

@@ -11,7 +11,7 @@ import pytest
 from ninfer.contract.generation import Finish, FinishReason, GenerationRequest
 from ninfer.contract.sampling import SamplingParams
 from ninfer.contract.units import MAX_DRAFT_TOKENS
-from ninfer.engine.speculation.drafter import MakeDrafter
+from ninfer.engine.speculation.drafter import Guess, Hope, MakeDrafter
 from tests.helpers.engine_rig import (
     VOCAB_SIZE,
     EngineRig,
@@ -24,7 +24,7 @@ from tests.helpers.engine_rig import (
 )
 from tests.helpers.fake_executor import Fault
 from tests.helpers.masked_session import MaskedSession, MaskRule
-from tests.helpers.oracle_drafter import oracles
+from tests.helpers.oracle_drafter import oracles, sure
 from tests.helpers.scripted_session import ScriptedSession
 
 SAMPLED = SamplingParams(temperature=1.0, seed=3, frequency_penalty=0.5, top_logprobs=2)
@@ -35,12 +35,12 @@ class PerfectDrafter:
         self._coming = solo_tokens(request, 200)
         self._max_tokens = max_tokens
 
-    def draft(self, accepted: list[int], num_rows: int, room: int) -> tuple[int, ...]:
+    def guess(self, accepted: list[int], proposal: tuple[int, ...], room: int) -> Guess:
         stop = len(accepted) + max(0, min(room, self._max_tokens))
-        return tuple(self._coming[len(accepted) : stop])
+        return sure(self._coming[len(accepted) : stop])
 
-    def note(self, num_drafted: int, num_right: int) -> None:
-        """It knows."""
+    def hope(self, room: int) -> Hope:
+        return Hope()
 
 
 def random_oracles(seed: int) -> MakeDrafter:
@@ -243,7 +243,7 @@ async def test_a_session_that_fails_on_a_draft_ends_its_request() -> None:
 
 
 async def test_the_engines_own_drafts_change_nothing() -> None:
-    async with running_engine(capacity(lanes=3, draft_tokens=8)) as rig:
+    async with running_engine(capacity(lanes=1, draft_tokens=8)) as rig:
         requests = [rig.request(5, 200) for _ in range(3)]
         for request, seen in zip(requests, await ask(rig, *requests), strict=True):
             assert seen.token_ids == solo_tokens(request, 200)

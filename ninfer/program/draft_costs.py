@@ -1,0 +1,165 @@
+"""What rounds cost on this machine: measured at start, over the Executor protocol.
+
+    (rows, inputs a row) in order of importance -> one step each -> MeasuredCosts
+
+Steps of the shapes that matter most come first, and the measurement ends when its time is over;
+what was not measured is read off a neighbour. Rows of a step begin at ordinal 0, in pages and slots
+that every sequence writes before it reads: this is over before the first sequence is opened.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
+
+import numpy as np
+
+from ninfer.contract.arrays import IntArray
+from ninfer.contract.sampling import SamplingParams
+from ninfer.contract.units import ROOT_SLOT, Capacity, Executor, SampleRow, UnitRow
+
+LONGEST_S: Final = 0.3
+"""No step is begun that would probably end later than so long after the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowCosts:
+    """Steps of `num_rows` rows.
+
+    steps      (inputs in all rows together, time), both ascending, at least one
+    proposal   what one proposed token for every row adds
+    """
+
+    num_rows: int
+    steps: tuple[tuple[int, float], ...]
+    proposal: float = 0.0
+
+    def step(self, num_columns: int) -> float:
+        """The time of the next larger step that is known; behind the last, in proportion."""
+        place = bisect_left(self.steps, (num_columns, 0.0))
+        if place < len(self.steps):
+            return self.steps[place][1]
+        most, longest = self.steps[-1]
+        return longest * num_columns / most
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCosts:
+    """Implements DraftCosts; `rows` ascend by num_rows, at least one."""
+
+    rows: tuple[RowCosts, ...]
+
+    def step(self, num_rows: int, num_columns: int) -> float:
+        return self._of(num_rows).step(num_columns)
+
+    def proposals(self, num_rows: int, num_tokens: int) -> float:
+        return self._of(num_rows).proposal * num_tokens
+
+    def _of(self, num_rows: int) -> RowCosts:
+        place = bisect_left(self.rows, num_rows, key=lambda item: item.num_rows)
+        return self.rows[min(place, len(self.rows) - 1)]
+
+
+async def measure(
+    executor: Executor,
+    capacity: Capacity,
+    *,
+    longest_s: float = LONGEST_S,
+    clock: Callable[[], float] = time.perf_counter,
+) -> MeasuredCosts:
+    """Run steps that belong to nobody. Needs room for drafts (Capacity.max_draft_tokens). Raises
+    DeviceError."""
+    meter = _Meter(executor, clock)
+    # The first step of all warms up.
+    await meter.time(1, 1)
+    started, steps = clock(), {1: {1: await meter.time(1, 1)}}
+    proposals: dict[int, float] = {}
+    for num_rows, width, num_proposed in _shapes(executor, capacity):
+        expected_s = costs_of(steps, proposals).step(num_rows, num_rows * width)
+        if clock() - started + expected_s > longest_s:
+            continue
+        taken_s = await meter.time(num_rows, width, num_proposed)
+        if num_proposed == 0:
+            steps.setdefault(num_rows, {})[num_rows * width] = taken_s
+        elif num_rows in steps:
+            plain_s = steps[num_rows][num_rows]
+            proposals[num_rows] = max(0.0, taken_s - plain_s) / num_proposed
+    return costs_of(steps, proposals)
+
+
+def costs_of(steps: dict[int, dict[int, float]], proposals: dict[int, float]) -> MeasuredCosts:
+    """From the times of steps by rows and inputs, and of a proposal by rows. A larger step is no
+    faster than a smaller one, whatever the clock said."""
+    rows, proposal = [], 0.0
+    for num_rows in sorted(steps):
+        sizes = sorted(steps[num_rows])
+        times = accumulate((steps[num_rows][size] for size in sizes), max)
+        proposal = proposals.get(num_rows, proposal)
+        rows.append(RowCosts(num_rows, tuple(zip(sizes, times, strict=True)), proposal))
+    return MeasuredCosts(tuple(rows))
+
+
+def _shapes(executor: Executor, capacity: Capacity) -> list[tuple[int, int, int]]:
+    """(rows, inputs a row, proposed tokens), the most important first; a plain step of so many rows
+    comes before all others of them."""
+    most_rows = min(capacity.max_concurrency, capacity.num_pages)
+    if executor.slot_bytes > 0:
+        most_rows = min(most_rows, capacity.num_slots - 1)
+    longest = capacity.max_draft_tokens
+    row_counts = list(dict.fromkeys((1, most_rows, *_powers(2, most_rows))))
+    widths = list(dict.fromkeys((1, longest + 1, *_powers(2, longest))))
+    ends = [(num_rows, width, 0) for num_rows in row_counts[:2] for width in widths[:2]]
+    proposals = [(num_rows, 1, longest) for num_rows in row_counts[:2]]
+    others = [(num_rows, width, 0) for num_rows in row_counts for width in widths]
+    order = [*ends, *(proposals if executor.has_draft_model else ()), *others]
+    return [shape for shape in dict.fromkeys(order) if shape != (1, 1, 0)]
+
+
+def _powers(first: int, most: int) -> list[int]:
+    """first, twice that, .. as far as `most`."""
+    return [first << step for step in range(most.bit_length()) if first << step <= most]
+
+
+class _Meter:
+    def __init__(self, executor: Executor, clock: Callable[[], float]) -> None:
+        self._executor = executor
+        self._clock = clock
+
+    async def time(self, num_rows: int, width: int, num_proposed: int = 0) -> float:
+        """Seconds of one step of rows that all have `width` inputs."""
+        has_states = self._executor.slot_bytes > 0
+        rows = tuple(
+            _row(index, width, num_proposed, has_states=has_states) for index in range(num_rows)
+        )
+        started = self._clock()
+        if width == 1 and not self._executor.has_draft_model:
+            await self._executor.decode(rows)
+        else:
+            await self._executor.verify(rows)
+        return self._clock() - started
+
+
+def _row(index: int, width: int, num_proposed: int, *, has_states: bool) -> UnitRow:
+    *checks, last = _samples(width)
+    return UnitRow(
+        token_ids=np.zeros(width, np.int32),
+        start=0,
+        page_table=np.array([index], np.int32),
+        read_slot=ROOT_SLOT,
+        write_slot=index + 1 if has_states else ROOT_SLOT,
+        sample=last,
+        residence=(index, 0),
+        checks=tuple(checks),
+        num_proposed=num_proposed,
+    )
+
+
+def _samples(width: int) -> Sequence[SampleRow]:
+    nothing: IntArray = np.zeros(0, np.int32)
+    return [
+        SampleRow(SamplingParams(), place + 1, nothing, nothing, nothing) for place in range(width)
+    ]
