@@ -24,6 +24,10 @@ HEAD_DIMS: Final = (32, 64, 128)
 """Key and value head sizes that have kernels."""
 CONV_WIDTHS: Final = (2, 3, 4)
 
+_MAX_STEP_THREADS: Final = 512
+_STATE_PER_THREAD: Final = 4
+"""Least number of state elements of a thread that takes steps."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GdnWeights:
@@ -48,12 +52,17 @@ class GdnMemory:
 class GdnRows:
     """int32: row_starts [R + 1], the first column of each row; read_slots and write_slots [R].
 
-    No row's write_slot is any row's read_slot, and write_slots differ: the caller's promise.
+    row_ends   [R], behind the last token of each row; the columns from there to the next row's
+               first are padding. None: rows have none
+
+    No row's write_slot is any row's read_slot, and write_slots differ; row_starts[r] <= row_ends[r]
+    <= row_starts[r + 1]: the caller's promise.
     """
 
     row_starts: DeviceArray
     read_slots: DeviceArray
     write_slots: DeviceArray
+    row_ends: DeviceArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +90,12 @@ def gate_columns(config: GdnConfig, params: NDArray[np.void], tokens: int) -> Pr
 def projection_width(config: GdnConfig) -> int:
     """Columns of the projection that both forms read."""
     return config.conv_dim + config.value_dim + 2 * config.num_value_heads
+
+
+def step_threads(config: GdnConfig) -> int:
+    """Threads of a block that steps through the tokens of a head (`StepShape` of gdn_step.cuh)."""
+    elements = config.key_head_dim * config.value_head_dim
+    return min(_MAX_STEP_THREADS, elements // _STATE_PER_THREAD)
 
 
 def require_sizes(op: str, config: GdnConfig) -> None:
@@ -120,11 +135,23 @@ def set_output(
 
 def set_weights(op: str, params: NDArray[np.void], config: GdnConfig, weights: GdnWeights) -> None:
     """Fills conv, a_log and dt_bias, and the sizes that go with them."""
+    set_recurrence(op, params, config, weights)
+    set_heads(params, config)
+
+
+def set_recurrence(
+    op: str, params: NDArray[np.void], config: GdnConfig, weights: GdnWeights
+) -> None:
+    """Fills conv, a_log and dt_bias."""
     conv_shape = (config.conv_dim, config.conv_width)
     params["conv"] = require_view(op, "conv", weights.conv, "uint16", conv_shape).address
     heads = (config.num_value_heads,)
     params["a_log"] = require_view(op, "a_log", weights.a_log, "float32", heads).address
     params["dt_bias"] = require_view(op, "dt_bias", weights.dt_bias, "float32", heads).address
+
+
+def set_heads(params: NDArray[np.void], config: GdnConfig) -> None:
+    """Fills the convolution's width and the numbers of heads."""
     params["width"] = config.conv_width
     params["key_heads"], params["value_heads"] = config.num_key_heads, config.num_value_heads
 
@@ -149,7 +176,7 @@ def set_memory(op: str, params: NDArray[np.void], config: GdnConfig, memory: Gdn
 
 
 def set_rows(op: str, params: NDArray[np.void], rows: GdnRows) -> int:
-    """Fills row_starts and slots; returns R."""
+    """Fills row_starts, row_ends and slots; returns R."""
     reads = view_of(op, "read_slots", rows.read_slots, "int32", 1)
     num_rows = reads.shape[0]
     if num_rows < 1:
@@ -158,4 +185,8 @@ def set_rows(op: str, params: NDArray[np.void], rows: GdnRows) -> int:
     starts = require_view(op, "row_starts", rows.row_starts, "int32", (num_rows + 1,))
     params["read_slots"], params["write_slots"] = reads.address, writes.address
     params["row_starts"] = starts.address
+    params["row_ends"] = starts.address + 4
+    if rows.row_ends is not None:
+        ends = require_view(op, "row_ends", rows.row_ends, "int32", (num_rows,))
+        params["row_ends"] = ends.address
     return num_rows

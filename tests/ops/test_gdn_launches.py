@@ -9,7 +9,7 @@ import pytest
 from ninfer.contract.errors import OpContractError
 from ninfer.contract.model import GdnConfig
 from ninfer.kernels.library import DeviceLimits
-from ninfer.ops import gated_rms_norm, gdn_decode, gdn_prefill
+from ninfer.ops import gated_rms_norm, gdn_decode, gdn_fold, gdn_prefill
 from ninfer.ops.gdn_device import (
     CONV_WIDTHS,
     HEAD_DIMS,
@@ -145,6 +145,94 @@ def test_a_step_refuses_rows_that_do_not_belong_together() -> None:
         with pytest.raises(OpContractError, match="gdn_decode"):
             gdn_decode.launch(kernels.library, **{**step_arguments(SMALL), "rows": item})
     assert not kernels.launches
+
+
+def test_padding_of_a_step_begins_where_it_is_told_or_nowhere() -> None:
+    kernels = RecordingLibrary()
+    starts, slots = ShapeOnly((4,), "int32", 4096), ShapeOnly((3,), "int32")
+    ends = ShapeOnly((3,), "int32", 8192)
+    arguments = step_arguments(SMALL)
+    for item, keeps_state in ((GdnRows(starts, slots, slots), True),
+                              (GdnRows(starts, slots, slots, ends), False)):  # fmt: skip
+        gdn_decode.launch(kernels.library, **{**arguments, "rows": item}, keeps_state=keeps_state)
+    launches = kernels.launches
+    assert [launch["row_ends"] for launch in launches] == [4096 + 4, 8192]
+    assert [launch["keeps_state"] for launch in launches] == [1, 0]
+    with pytest.raises(OpContractError, match="row_ends"):
+        gdn_decode.launch(
+            kernels.library, **{**arguments, "rows": GdnRows(starts, slots, slots, starts)}
+        )
+
+
+def fold_arguments(config: GdnConfig) -> dict[str, Any]:
+    planes = memory(config)
+    return {
+        "config": config, "layers": ShapeOnly((NUM_LAYERS * gdn_fold.LAYER.itemsize,), "uint8"),
+        "windows": planes.windows, "states": planes.states, "rows": rows(), "stream": 0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("key_dim", HEAD_DIMS)
+@pytest.mark.parametrize("value_dim", HEAD_DIMS)
+def test_a_fold_takes_a_block_a_head_row_and_layer(key_dim: int, value_dim: int) -> None:
+    config = GdnConfig(2, 6, key_dim, value_dim, 4)
+    kernels = RecordingLibrary()
+    gdn_fold.launch(kernels.library, **fold_arguments(config), is_chained=True)
+    gdn_decode.launch(kernels.library, **step_arguments(config))
+    fold, step = kernels.launches
+    assert fold.grid == (6, 3, NUM_LAYERS)
+    assert fold.block == step.block
+    assert fold.arguments.dtype.itemsize == struct_bytes("gdn_fold", "GdnFoldParams")
+    assert fold.options["programmatic"]
+    assert fold["windows"] == fold["states"] == ShapeOnly((1,)).address
+    for name in ("window_stride", "state_stride", "width", "key_heads", "value_heads", "row_ends"):
+        assert fold[name] == step[name]
+
+
+def test_the_table_of_a_fold_has_the_pointers_of_every_layer() -> None:
+    width, gap = projection_width(SMALL), projection_width(SMALL) + 8
+    layers = [
+        gdn_fold.FoldLayer(weights(SMALL, conv=ShapeOnly((SMALL.conv_dim, 3), address=4096)),
+                           ShapeOnly((16, width), address=8192)),
+        gdn_fold.FoldLayer(weights(SMALL, a_log=ShapeOnly((6,), "float32", 256)),
+                           ShapeOnly((16, width), strides=(2 * gap, 2))),
+    ]  # fmt: skip
+    table = gdn_fold.describe(SMALL, layers)
+    base = ShapeOnly((1,)).address
+    assert table["projection"].tolist() == [8192, base]
+    assert table["projection_stride"].tolist() == [width, gap]
+    assert table["conv"].tolist() == [4096, base]
+    assert table["a_log"].tolist() == [base, 256]
+    assert table["dt_bias"].tolist() == [base, base]
+    assert table.dtype.itemsize == struct_bytes("gdn_fold", "FoldLayer")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"config": GdnConfig(2, 6, 16, 64, 3)},
+        {"layers": ShapeOnly((2 * gdn_fold.LAYER.itemsize,), "uint8")},
+        {"layers": ShapeOnly((NUM_LAYERS * gdn_fold.LAYER.itemsize,), "uint8", 1028)},
+        {"windows": ShapeOnly((NUM_SLOTS, 2, SMALL.conv_dim, 2))},
+        {"states": ShapeOnly((NUM_SLOTS, NUM_LAYERS, 6, 32, 64), "float32")},
+        {"rows": rows(0)},
+    ],
+)
+def test_a_fold_refuses(change: dict[str, Any]) -> None:
+    kernels = RecordingLibrary()
+    with pytest.raises(OpContractError, match="gdn_fold"):
+        gdn_fold.launch(kernels.library, **{**fold_arguments(SMALL), **change})
+    assert not kernels.launches
+
+
+def test_the_table_of_a_fold_refuses_what_a_step_refuses() -> None:
+    projection = ShapeOnly((4, projection_width(SMALL)))
+    for layer in (
+        gdn_fold.FoldLayer(weights(SMALL), ShapeOnly((4, projection_width(SMALL) - 2))),
+        gdn_fold.FoldLayer(weights(SMALL, conv=ShapeOnly((SMALL.conv_dim, 4))), projection),
+    ):
+        with pytest.raises(OpContractError, match="gdn_fold"):
+            gdn_fold.describe(SMALL, [layer])
 
 
 def test_chunks_cover_tokens_heads_and_columns() -> None:
