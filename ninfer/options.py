@@ -194,13 +194,13 @@ class EngineOptions:
     spec: str = option(
         "none",
         "speculative decoding: tokens are guessed and several checked in one step, with the same"
-        " answers; ngram guesses what followed the same words earlier in prompt and answer; on the"
-        " CPU",
-        choices=("none", "ngram"),
+        " answers; ngram guesses what followed the same words earlier in prompt and answer, mtp"
+        " also asks the model's own MTP module; on the CPU",
+        choices=("none", "ngram", "mtp"),
     )
     draft_tokens: int | None = option(
         None,
-        "most tokens that one sequence guesses at once, with --spec; default 7",
+        "most tokens that one sequence guesses at once, with --spec; default 7, with mtp 3",
         parse=parse_int(1, 8),
         metavar="N",
     )

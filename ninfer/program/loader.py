@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
@@ -19,6 +19,10 @@ from ninfer.contract.model import ModelConfig, ModelSource
 from ninfer.contract.units import Capacity, Executor, MemoryPlan
 from ninfer.options import EngineOptions, flag_of
 from ninfer.program import host_cpus, host_memory, memory_costs
+from ninfer.program.draft_choice import components_of, has_draft_model
+from ninfer.program.executors.cpu import CpuExecutor
+from ninfer.program.executors.cpu_memory import NO_DRAFT_SHAPE, DraftShape
+from ninfer.program.executors.cpu_mtp import MtpModel, mtp_shape
 from ninfer.program.model_fingerprint import model_fingerprint
 from ninfer.program.planner import plan_memory
 from ninfer.program.program import ModelProgram
@@ -37,11 +41,11 @@ _GPU_SETTINGS: Final[Mapping[str, object]] = {
 def load_program(
     source: ModelSource, options: EngineOptions, progress: Callable[[str, int, int], None]
 ) -> tuple[ModelProgram, MemoryPlan]:
-    """Load the text component; may run in a thread.
+    """Load the text component, and the MTP module with `--spec mtp`; may run in a thread.
 
     `progress(stage, done_bytes, total_bytes)` is called with stage "weights", first with nothing
-    done and after each object. Raises OptionError (executor, memory, context, cache folder),
-    ModelFileError and DeviceError.
+    done and after each object. Raises OptionError (executor, memory, context, speculation,
+    cache folder), ModelFileError and DeviceError.
     """
     if _takes_cuda(options):
         from ninfer.program.cuda_loader import load_cuda
@@ -95,11 +99,12 @@ def _load_cpu(
     source: ModelSource, options: EngineOptions, progress: Callable[[str, int, int], None]
 ) -> tuple[Executor, MemoryPlan]:
     plan = _plan_cpu(source, options)
+    components = components_of(source.config, options)
     weights: dict[str, Float32Array] = {}
     with ExitStack() as undo:
         undo.callback(weights.clear)
         try:
-            for name, array in read_weights(source, progress):
+            for name, array in read_weights(source, progress, components):
                 weights[name] = array
             executor = _cpu_executor(source.config, weights, plan.capacity, options)
         except MemoryError as error:
@@ -136,6 +141,8 @@ def _open_disk(
     block_bytes = executor.page_bytes
     num_state_blocks = -(-executor.slot_bytes // block_bytes)
     try:
+        if has_draft_model(options):
+            numbers = f"{numbers} {options.spec}"
         fingerprint = model_fingerprint(source, numbers)
         layout = DiskLayout(fingerprint, block_bytes, num_state_blocks)
         return DiskStore(Path(options.cache_dir), options.cache_dir_bytes, layout)
@@ -153,13 +160,19 @@ def _plan_cpu(source: ModelSource, options: EngineOptions) -> MemoryPlan:
         raise OptionError(
             flag_of("memory_budget"), "needed here: the system does not say what memory is free"
         )
+    components = components_of(source.config, options)
     return plan_memory(
         source.config,
         options,
-        weights_bytes=memory_costs.weights_bytes_of(source.objects),
+        weights_bytes=memory_costs.weights_bytes_of(source.objects, components),
         available_bytes=available,
         host_bytes=available,
+        costs=memory_costs.CpuCosts(source.config, _draft_shape(source.config, components)),
     )
+
+
+def _draft_shape(config: ModelConfig, components: Sequence[str]) -> DraftShape:
+    return mtp_shape(config) if "mtp" in components else NO_DRAFT_SHAPE
 
 
 def _cpu_executor(
@@ -168,7 +181,6 @@ def _cpu_executor(
     capacity: Capacity,
     options: EngineOptions,
 ) -> Executor:
-    from ninfer.program.executors.cpu import CpuExecutor
-
     num_threads = options.cpu_threads or host_cpus.default_threads(host_cpus.usable_cpus())
-    return CpuExecutor(config, weights, capacity, num_threads=num_threads)
+    draft_model = MtpModel(config, weights) if options.spec == "mtp" else None
+    return CpuExecutor(config, weights, capacity, draft_model=draft_model, num_threads=num_threads)

@@ -1,7 +1,7 @@
 """What a model costs in bytes: MemoryCosts, which a plan is solved by, and CpuCosts.
 
-page       K and V of 64 tokens in every attention layer
-slot       convolution window and recurrent state of every GDN layer
+page       K and V of 64 tokens in every attention layer, and in those of a draft model
+slot       convolution window and recurrent state of every GDN layer; what a draft model starts from
 workspace  the largest set of intermediate arrays that live at one time (on the CPU an estimate)
 
 On the CPU executor every number is float32.
@@ -9,16 +9,22 @@ On the CPU executor every number is float32.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Final, Protocol
 
 from ninfer.contract.model import GdnConfig, ModelConfig, ModelObject
-from ninfer.contract.units import PAGE_TOKENS, Capacity
+from ninfer.contract.units import Capacity
 from ninfer.ops.gdn_chunked import CHUNK_TOKENS
 from ninfer.ops.paged_attention import KEY_BLOCK_TOKENS
 from ninfer.program.executors.cpu import PASS_TOKENS
+from ninfer.program.executors.cpu_memory import (
+    NO_DRAFT_SHAPE,
+    DraftShape,
+    page_values,
+    slot_values,
+)
 
 _FLOAT32_BYTES: Final = 4
 _CACHE_BYTES: Final = 48 << 20
@@ -62,6 +68,7 @@ class CpuCosts:
     """MemoryCosts of the CPU executor."""
 
     config: ModelConfig
+    draft: DraftShape = NO_DRAFT_SHAPE
 
     @property
     def default_prefill_chunk(self) -> int:
@@ -82,10 +89,10 @@ class CpuCosts:
         return min(host_bytes // 16, _CACHE_BYTES)
 
     def page_bytes(self) -> int:
-        return page_bytes(self.config)
+        return page_values(self.config, self.draft) * _FLOAT32_BYTES
 
     def slot_bytes(self) -> int:
-        return slot_bytes(self.config)
+        return slot_values(self.config, self.draft) * _FLOAT32_BYTES
 
     def workspace_bytes(self, capacity: Capacity) -> Mapping[str, int]:
         chunk = capacity.prefill_chunk
@@ -99,32 +106,27 @@ class CpuCosts:
                 max_concurrency=lanes,
                 max_context=capacity.max_context,
             ),
+            **self._draft_workspace(capacity, lanes),
         }
 
+    def _draft_workspace(self, capacity: Capacity, lanes: int) -> Mapping[str, int]:
+        """What a draft model holds of a pass beside the target's output."""
+        if not capacity.has_draft_model:
+            return {}
+        num_tokens = max(min(capacity.prefill_chunk, PASS_TOKENS), lanes)
+        values = 7 * num_tokens * self.config.hidden_size
+        return {"draft_bytes": values * _FLOAT32_BYTES}
 
-def weights_bytes_of(objects: tuple[ModelObject, ...]) -> int:
-    """Bytes of the text component."""
-    return sum(object_bytes(item) for item in objects if item.component == "text")
+
+def weights_bytes_of(
+    objects: Iterable[ModelObject], components: Collection[str] = ("text",)
+) -> int:
+    """Bytes of some components."""
+    return sum(object_bytes(item) for item in objects if item.component in components)
 
 
 def object_bytes(item: ModelObject) -> int:
     return prod(item.shape) * _FLOAT32_BYTES
-
-
-def page_bytes(config: ModelConfig) -> int:
-    att = config.attention
-    values = 2 * config.num_attention_layers * PAGE_TOKENS * att.num_kv_heads * att.head_dim
-    return values * _FLOAT32_BYTES
-
-
-def slot_bytes(config: ModelConfig) -> int:
-    """0 for a model without GDN layers."""
-    gdn = config.gdn
-    if gdn is None:
-        return 0
-    window = gdn.conv_dim * (gdn.conv_width - 1)
-    recurrent = gdn.num_value_heads * gdn.key_head_dim * gdn.value_head_dim
-    return config.num_gdn_layers * (window + recurrent) * _FLOAT32_BYTES
 
 
 def logits_bytes(config: ModelConfig, *, prefill_chunk: int, max_concurrency: int) -> int:

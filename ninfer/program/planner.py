@@ -19,11 +19,11 @@ from ninfer.contract.errors import OptionError
 from ninfer.contract.model import ModelConfig
 from ninfer.contract.units import PAGE_TOKENS, Capacity, MemoryPlan
 from ninfer.options import EngineOptions, flag_of
+from ninfer.program.draft_choice import draft_tokens, has_draft_model
 from ninfer.program.memory_costs import CpuCosts, MemoryCosts
 
 _PAGES_PER_SLOT_BYTES: Final = 7
 _LEAST_PAGES_PER_SLOT: Final = 4
-_DEFAULT_DRAFT_TOKENS: Final = 7
 _MOST_CACHE_SLOTS: Final = 512
 """By default; far more checkpoints than are ever of use at one time."""
 
@@ -189,7 +189,8 @@ class _Planner:
             num_slots=num_slots,
             prefill_chunk=min(chunk, max_context),
             num_host_blocks=self.num_host_blocks,
-            max_draft_tokens=_draft_tokens(self.options),
+            max_draft_tokens=draft_tokens(self.options),
+            has_draft_model=has_draft_model(self.options),
         )
         page_bytes, slot_bytes = self.costs.page_bytes(), self.costs.slot_bytes()
         workspace = self.costs.workspace_bytes(capacity)
@@ -203,16 +204,6 @@ class _Planner:
             host_bytes=self.num_host_blocks * page_bytes,
             detail={"page_bytes": page_bytes, "slot_bytes": slot_bytes, **workspace},
         )
-
-
-def _draft_tokens(options: EngineOptions) -> int:
-    """Raises OptionError for a length of drafts that are not asked for."""
-    wanted = options.draft_tokens
-    if options.spec == "none":
-        if wanted is not None:
-            raise OptionError(flag_of("draft_tokens"), f"it is for --spec, which is {options.spec}")
-        return 0
-    return _DEFAULT_DRAFT_TOKENS if wanted is None else wanted
 
 
 def _host_blocks(options: EngineOptions, costs: MemoryCosts, host_bytes: int) -> int:

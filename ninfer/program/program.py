@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from ninfer.contract.arrays import Float32Array
 from ninfer.contract.cache import CheckpointId
+from ninfer.contract.drafting import DraftCosts
 from ninfer.contract.errors import InvariantError
 from ninfer.contract.model import ModelConfig
 from ninfer.contract.program import (
@@ -46,6 +47,7 @@ from ninfer.contract.units import (
     UnitRow,
 )
 from ninfer.program.checkpoints import CheckpointStore
+from ninfer.program.draft_costs import measure
 from ninfer.program.residents import Residents, pages_of
 from ninfer.program.sequence_record import SequenceRecord
 from ninfer.program.stores.disk_store import DiskStore
@@ -103,6 +105,13 @@ class ModelProgram:
     @property
     def vocab_size(self) -> int:
         return self._vocab_size
+
+    async def measure_drafts(self) -> DraftCosts:
+        """Time a few steps. InvariantError when drafts have no room or a sequence was opened."""
+        self._check_open()
+        if self._capacity.max_draft_tokens == 0 or self._unit is not None or [*self._residents]:
+            raise InvariantError("drafts are measured before the first sequence, if at all")
+        return await UnitWork(measure(self._executor, self._capacity)).result()
 
     def open_sequence(self, spec: SequenceSpec, source: Source | None = None) -> SequenceHandle:
         """Bind a free lane, at the frontier of `source` or at 0.
@@ -162,24 +171,23 @@ class ModelProgram:
         goes_on: bool = False,
     ) -> PendingBatch:
         """Start one step for rows whose prompt is done, each with its next accepted token and its
-        draft. `goes_on` as the contract says."""
+        draft. `num_proposed` and `goes_on` as the contract says; with a draft model nothing goes
+        on."""
         if not handles or len(set(handles)) != len(handles):
             raise InvariantError(f"a decode batch of {len(handles)} rows, some of them twice")
-        drafts = drafts or (NO_DRAFT,) * len(handles)
-        if len(drafts) != len(handles):
-            raise InvariantError(f"{len(drafts)} drafts for {len(handles)} rows")
-        sequences = tuple(
-            self._launchable_decode(handle, draft)
-            for handle, draft in zip(handles, drafts, strict=True)
-        )
+        drafts = _one_each("drafts", drafts, NO_DRAFT, len(handles))
+        num_proposed = _one_each("lengths of proposals", num_proposed, 0, len(handles))
+        asked = tuple(zip(handles, drafts, num_proposed, strict=True))
+        sequences = tuple(self._launchable_decode(*each) for each in asked)
         # A step ahead writes the slots that this one reads, and needs to know what they will hold.
+        goes_on = goes_on and not self._capacity.has_draft_model
         goes_on = goes_on and not any(
             draft.token_ids or self._states.is_shared(sequence.slot)
             for sequence, draft in zip(sequences, drafts, strict=True)
         )
         rows = tuple(
-            self._decode_row(sequence, draft, goes_on=goes_on)
-            for sequence, draft in zip(sequences, drafts, strict=True)
+            self._decode_row(sequence, draft, count, goes_on=goes_on)
+            for sequence, (_, draft, count) in zip(sequences, asked, strict=True)
         )
         return self._launch(UnitKind.DECODE, sequences, rows, goes_on=goes_on)
 
@@ -452,7 +460,9 @@ class ModelProgram:
             )
         return sequence
 
-    def _launchable_decode(self, handle: SequenceHandle, draft: Draft) -> SequenceRecord:
+    def _launchable_decode(
+        self, handle: SequenceHandle, draft: Draft, num_proposed: int
+    ) -> SequenceRecord:
         num_drafted = len(draft.token_ids)
         sequence = self._launchable_sequence(handle, 1 + num_drafted)
         if sequence.num_prompt_left > 0 or not sequence.accepted:
@@ -462,12 +472,21 @@ class ModelProgram:
             raise InvariantError(
                 f"{sequence.spec.request_id}: a draft of {num_drafted} tokens, at most {limit}"
             )
+        limit = limit if self._capacity.has_draft_model else 0
+        if not 0 <= num_proposed <= limit:
+            raise InvariantError(
+                f"{sequence.spec.request_id}: {num_proposed} proposed tokens, at most {limit}"
+            )
         return sequence
 
-    def _decode_row(self, sequence: SequenceRecord, draft: Draft, *, goes_on: bool) -> UnitRow:
+    def _decode_row(
+        self, sequence: SequenceRecord, draft: Draft, num_proposed: int, *, goes_on: bool
+    ) -> UnitRow:
         num_inputs = 1 + len(draft.token_ids)
-        num_pages = self._residents.pages_to_show(sequence, num_inputs, goes_on=goes_on)
-        return sequence.decode_row(num_pages, draft)
+        num_pages = self._residents.pages_to_show(
+            sequence, num_inputs, num_proposed, goes_on=goes_on
+        )
+        return sequence.decode_row(num_pages, draft, num_proposed)
 
     def _launch(
         self,
@@ -491,7 +510,7 @@ class ModelProgram:
     ) -> tuple[RowOutput, ...]:
         if kind is not UnitKind.DECODE:
             return (await self._executor.prefill(rows[0]),)
-        if any(row.checks for row in rows):
+        if self._capacity.has_draft_model or any(row.checks for row in rows):
             return await self._executor.verify(rows)
         return await self._executor.decode(rows, goes_on=goes_on)
 
@@ -529,6 +548,13 @@ class ModelProgram:
             raise InvariantError("the program is closed")
 
 
+def _one_each(what: str, items: Sequence[T], default: T, num_rows: int) -> Sequence[T]:
+    items = items or (default,) * num_rows
+    if len(items) != num_rows:
+        raise InvariantError(f"{len(items)} {what} for {num_rows} rows")
+    return items
+
+
 def _check_capacity(capacity: Capacity, executor: Executor) -> None:
     """One sequence must be able to run alone to the end of its context."""
     num_pages = -(-capacity.max_context // PAGE_TOKENS)
@@ -546,5 +572,7 @@ def _check_capacity(capacity: Capacity, executor: Executor) -> None:
             f"drafts of {capacity.max_draft_tokens} tokens, the {executor.name} executor verifies"
             f" {executor.max_draft_tokens}"
         )
+    if capacity.has_draft_model != executor.has_draft_model:
+        raise InvariantError(f"the {executor.name} executor's draft model is not as planned")
     if executor.host_blocks.shape != (capacity.num_host_blocks, executor.page_bytes):
         raise InvariantError(f"host blocks {executor.host_blocks.shape} are not as planned")

@@ -133,13 +133,16 @@ class Residents:
             sequence.provisional_slot = self._states.acquire(sequence.last_slot)
         return True
 
-    def pages_to_show(self, sequence: SequenceRecord, num_inputs: int = 1, *, goes_on: bool) -> int:
-        """Pages of a reserved decode row: those of its inputs and, if it goes on and they are to be
-        had, of the input behind them."""
+    def pages_to_show(
+        self, sequence: SequenceRecord, num_inputs: int, num_proposed: int, *, goes_on: bool
+    ) -> int:
+        """Pages of a reserved decode row: those of its inputs; of the inputs that are proposed
+        behind them, as far as they are reserved; and, if it goes on and they are to be had, of the
+        input behind them."""
         stop = sequence.frontier + num_inputs
         if goes_on and stop < self._capacity.max_context and self.reserve(sequence, num_inputs + 1):
             stop += 1
-        return pages_of(stop)
+        return min(pages_of(stop + num_proposed), max(pages_of(stop), sequence.num_reserved))
 
     def launch(self, sequence: SequenceRecord, row: UnitRow) -> None:
         """The row belongs to a unit from now on."""

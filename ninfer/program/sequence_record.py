@@ -118,19 +118,17 @@ class SequenceRecord:
         score = self._score_row(start, stop)
         return self._unit_row(prompt.token_ids[start:stop], num_pages, positions, sample, score)
 
-    def decode_row(self, num_pages: int, draft: Draft = NO_DRAFT) -> UnitRow:
+    def decode_row(self, num_pages: int, draft: Draft = NO_DRAFT, num_proposed: int = 0) -> UnitRow:
         """The accepted token that belongs to the frontier; only the newest one draws another, and
-        only behind that one there can be a draft."""
+        only behind that one there can be a draft and proposals."""
         index = self.frontier - self.num_prompt
         token_ids = np.array([self.accepted[index], *draft.token_ids], dtype=np.int32)
         positions = self._positions_ahead(token_ids.size)
         if index != len(self.accepted) - 1:
             return self._unit_row(token_ids, num_pages, positions, None)
-        sample = self._sample_row(self.frontier + 1)
-        if not draft.token_ids:
-            return self._unit_row(token_ids, num_pages, positions, sample)
-        *checks, last = (sample, *self._samples_ahead(draft))
-        return self._unit_row(token_ids, num_pages, positions, last, checks=tuple(checks))
+        *checks, last = (self._sample_row(self.frontier + 1), *self._samples_ahead(draft))
+        row = self._unit_row(token_ids, num_pages, positions, last, checks=tuple(checks))
+        return replace(row, num_proposed=num_proposed) if num_proposed else row
 
     def replay_row(self, num_tokens: int, num_pages: int) -> UnitRow:
         """The next `num_tokens` accepted tokens, none of them the newest."""

@@ -40,6 +40,7 @@ def check_outputs(rows: Sequence[UnitRow], outputs: tuple[RowOutput, ...], vocab
         if output.token is not None and not 0 <= output.token.token_id < vocab_size:
             raise InvariantError(f"the executor chose token {output.token.token_id}")
         _check_drafts(row, output)
+        _check_proposal(row, output, vocab_size)
 
 
 def _check_drafts(row: UnitRow, output: RowOutput) -> None:
@@ -49,6 +50,15 @@ def _check_drafts(row: UnitRow, output: RowOutput) -> None:
         raise InvariantError(f"the executor accepts {len(accepted)} of {len(row.checks)} drafts")
     if accepted and accepted != row.token_ids[1 : 1 + len(accepted)].tolist():
         raise InvariantError(f"the executor accepts {accepted}, which were not drafted")
+
+
+def _check_proposal(row: UnitRow, output: RowOutput, vocab_size: int) -> None:
+    """It was asked for, follows a token, and is of tokens."""
+    proposal = output.proposal
+    if proposal and (output.token is None or len(proposal) > row.num_proposed):
+        raise InvariantError(f"the executor proposes {len(proposal)} tokens of {row.num_proposed}")
+    if not all(0 <= token_id < vocab_size for token_id in proposal):
+        raise InvariantError(f"the executor proposes tokens {proposal}")
 
 
 def _has_asked_scores(row: UnitRow, output: RowOutput) -> bool:

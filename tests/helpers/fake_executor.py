@@ -5,7 +5,8 @@ hash a token. A token is chosen from the hash of the slot, of all KV read back t
 table, and of everything in the SampleRow. So a wrong page table, slot, start, position, count, a
 lost commit or a stale state changes tokens, and `expected_tokens` (the same function computed from
 the plain token list) tells. A decode unit that may go on leaves garbage where the step behind it
-would have written.
+would have written, and so do guesses of the draft model, of which WRONG_GUESSES says where they are
+wrong.
 
 A host block holds a page's hashes as bytes. A StateImage fills STATE_BLOCKS of them, the last one
 in part: the hash at the first byte and a check of it at the last, so a mixture of two is found.
@@ -57,6 +58,9 @@ STATE_BLOCKS = 3
 PAGE_BYTES = 8 * PAGE_TOKENS
 SLOT_BYTES = (STATE_BLOCKS - 1) * PAGE_BYTES + 24
 _MASK = 2**64 - 1
+WRONG_GUESSES = 3
+"""Every third cache ordinal is guessed wrong by the draft model; others right, as far as the guess
+stands on its own (no counts, masks or suppressed ids)."""
 _POISON = 0xDEAD_BEEF_0BAD_F00D
 
 HashArray = NDArray[np.uint64]
@@ -140,6 +144,8 @@ class FakeExecutor:
         self, rows: tuple[UnitRow, ...], *, goes_on: bool = False
     ) -> tuple[RowOutput, ...]:
         with self._call("decode", rows) as fault:
+            if self.has_draft_model:
+                raise OpContractError("a draft model follows verify units alone")
             if any(row.token_ids.shape[0] != 1 for row in rows):
                 raise OpContractError("a decode row has one input")
             await self._wait()
@@ -160,8 +166,11 @@ class FakeExecutor:
                     raise OpContractError("a row to verify has not one choice for each input")
                 if row.checks and (row.sample is None or len(row.checks) > MAX_DRAFT_TOKENS):
                     raise OpContractError("a row with drafts draws nothing, or there are too many")
+                if row.num_proposed and (row.sample is None or not self.has_draft_model):
+                    raise OpContractError("a row that draws nothing, or nobody, is to propose")
             await self._wait()
-            return self._run(rows, fault)
+            outputs = self._run(rows, fault)
+            return tuple(map(self._propose, rows, outputs))
 
     async def score(self, row: UnitRow) -> Float32Array:
         with self._call("score", (row,)) as fault:
@@ -282,7 +291,9 @@ class FakeExecutor:
             int(page)
             for row in rows
             for page in row.page_table[
-                row.start // PAGE_TOKENS : -(-(row.start + row.token_ids.shape[0]) // PAGE_TOKENS)
+                row.start // PAGE_TOKENS : -(
+                    -(row.start + row.token_ids.shape[0] + row.num_proposed) // PAGE_TOKENS
+                )
             ]
         ]
         if not set(pages) <= set(range(len(self._pages))):
@@ -370,6 +381,28 @@ class FakeExecutor:
         kv = _kv_hash(self._read_kv(row))
         token = _choose(state, kv, sample, self.vocab_size, allowed)
         return RowOutput(token, scores=scores, is_dead_end=token is None)
+
+    def _propose(self, row: UnitRow, output: RowOutput) -> RowOutput:
+        """With guesses behind the row's newest token; their KV is garbage."""
+        ordinal = row.start + len(output.tokens)
+        stop = min(ordinal + row.num_proposed, row.page_table.shape[0] * PAGE_TOKENS)
+        if output.token is None or row.sample is None or ordinal >= stop:
+            return output
+        no_ids = np.empty(0, np.int32)
+        delta = 0 if row.positions is None else int(row.positions[0, 0]) - row.start
+        kv = _kv_hash(self._pages[row.page_table].reshape(-1)[:ordinal])
+        state = self._slots[row.write_slot] if self.has_states else 0
+        proposal, token_id = list[int](), output.token.token_id
+        for place in range(ordinal, stop):
+            state = _next_state(state, token_id, place) if self.has_states else 0
+            kv ^= _kv_term(token_id, place, delta)
+            sample = SampleRow(row.sample.params, place + 1, no_ids, no_ids, no_ids)
+            guess = _choose(state, kv, sample, self.vocab_size, None)
+            assert guess is not None
+            token_id = (guess.token_id + (place % WRONG_GUESSES == 0)) % self.vocab_size
+            proposal.append(token_id)
+            self._pages[row.page_table[place // PAGE_TOKENS], place % PAGE_TOKENS] = _POISON
+        return replace(output, proposal=tuple(proposal))
 
     def _scores(self, row: UnitRow, score: ScoreRow) -> PromptScores | None:
         last = score.first + score.targets.shape[0]

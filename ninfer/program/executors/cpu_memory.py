@@ -141,6 +141,16 @@ def page_values(config: ModelConfig, draft: DraftShape) -> int:
     return 2 * PAGE_TOKENS * values
 
 
+def slot_values(config: ModelConfig, draft: DraftShape) -> int:
+    """Numbers in one StateImage."""
+    gdn = config.gdn
+    if gdn is None:
+        return draft.hidden_size
+    window = gdn.conv_dim * (gdn.conv_width - 1)
+    recurrent = gdn.num_value_heads * gdn.key_head_dim * gdn.value_head_dim
+    return config.num_gdn_layers * (window + recurrent) + draft.hidden_size
+
+
 def allocate(
     config: ModelConfig, capacity: Capacity, draft: DraftShape = NO_DRAFT_SHAPE
 ) -> CpuMemory:
