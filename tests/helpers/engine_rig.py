@@ -50,11 +50,14 @@ def capacity(
     cache_slots: int = 0,
     host_blocks: int = 0,
     draft_tokens: int = 0,
+    has_draft_model: bool = False,
 ) -> Capacity:
     """As the planner makes it: two StateImages a lane, the root, and what the cache gets."""
     pages = lanes * -(-max_context // 64) if num_pages is None else num_pages
     slots = 2 * lanes + 1 + cache_slots
-    return Capacity(lanes, max_context, pages, slots, chunk, host_blocks, draft_tokens)
+    return Capacity(
+        lanes, max_context, pages, slots, chunk, host_blocks, draft_tokens, has_draft_model
+    )
 
 
 class ManualClock:

@@ -11,7 +11,8 @@ from ninfer.engine.speculation.drafter import Guess, Hope, MakeDrafter
 
 
 class OracleDrafter:
-    """Implements the engine's Drafter. Each draft has a random length and a random right part."""
+    """Implements the engine's Drafter. Each draft has a random length and a random right part; when
+    there is a proposal, it is drafted every other time."""
 
     def __init__(
         self, coming: Sequence[int], max_tokens: int, vocab_size: int, rng: random.Random
@@ -23,6 +24,8 @@ class OracleDrafter:
 
     def guess(self, accepted: list[int], proposal: tuple[int, ...], room: int) -> Guess:
         size = self._rng.randint(0, min(room, self._max_tokens)) if room > 0 else 0
+        if proposal and self._rng.random() < 0.5:
+            return sure(proposal[:size], DraftSource.MODEL)
         coming = self._coming[len(accepted) :][:size]
         num_right = self._rng.choice((size, self._rng.randint(0, size)))
         return sure(
@@ -31,13 +34,13 @@ class OracleDrafter:
         )
 
     def hope(self, room: int) -> Hope:
-        return Hope()
+        return Hope((1.0,) * self._rng.randint(0, max(0, min(room, self._max_tokens))))
 
 
-def sure(token_ids: Iterable[int]) -> Guess:
+def sure(token_ids: Iterable[int], source: DraftSource = DraftSource.NGRAM) -> Guess:
     """A guess that is drafted whole."""
     found = tuple(token_ids)
-    return Guess(found, (1.0,) * len(found), DraftSource.NGRAM)
+    return Guess(found, (1.0,) * len(found), source)
 
 
 def oracles(
