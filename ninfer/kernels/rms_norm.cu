@@ -4,11 +4,10 @@
 // block a row, the row in registers between its two uses. Bytes: every operand once. Sums run over
 // a thread's vectors, then lanes, then warps, in that order whatever T is.
 
-#include "dtypes.cuh"
+#include "normalise.cuh"
 #include "pdl.cuh"
 #include "square_sums.cuh"
 #include "vec.cuh"
-#include "warp.cuh"
 
 namespace {
 
@@ -36,32 +35,6 @@ __device__ __forceinline__ uint4 add_rounded(uint4 a, uint4 b) {
                          __uint_as_float(x[i] & 0xffff0000u) + __uint_as_float(y[i] & 0xffff0000u));
   }
   return make_uint4(sum[0], sum[1], sum[2], sum[3]);
-}
-
-__device__ __forceinline__ uint4 normalise(uint4 x, uint4 weight, float scale, float offset) {
-  const u32 in[4] = {x.x, x.y, x.z, x.w}, by[4] = {weight.x, weight.y, weight.z, weight.w};
-  u32 out[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float low = __uint_as_float(in[i] << 16) * scale;
-    const float high = __uint_as_float(in[i] & 0xffff0000u) * scale;
-    out[i] = pack_bf16x2(low * (offset + __uint_as_float(by[i] << 16)),
-                         high * (offset + __uint_as_float(by[i] & 0xffff0000u)));
-  }
-  return make_uint4(out[0], out[1], out[2], out[3]);
-}
-
-// The block's sum in every thread. `sum` is the same in the four lanes of a strip.
-__device__ __forceinline__ float row_sum(float sum) {
-  __shared__ float sums[32];
-  const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
-#pragma unroll
-  for (int step = 16; step >= 4; step >>= 1) sum += __shfl_xor_sync(kAllLanes, sum, step);
-  if (threadIdx.x % 32 == 0) sums[warp] = sum;
-  __syncthreads();
-  float total = 0.f;
-  for (int i = 0; i < warps; ++i) total += sums[i];
-  return total;
 }
 
 __device__ __forceinline__ const uint4* row_of(const u16* matrix, int stride) {
@@ -112,7 +85,7 @@ __device__ __forceinline__ void rms_norm(const RmsNormParams& p) {
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int v = i * threads + thread;
-    if (v < vectors) row_of(p.y, p.y_stride)[v] = normalise(x[i], weight[i], scale, p.offset);
+    if (v < vectors) row_of(p.y, p.y_stride)[v] = normalised(x[i], weight[i], scale, p.offset);
   }
 }
 

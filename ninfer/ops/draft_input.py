@@ -82,8 +82,9 @@ def reference(
     eps: float,
 ) -> FloatArray:
     """x [N, 2 C] in the dtype of `table`."""
-    h = np.where((sources < 0)[:, None], kept[np.minimum(-1 - sources, kept.shape[0] - 1)],
-                 hidden[np.maximum(sources, 0)])  # fmt: skip
+    h = np.empty((sources.size, table.shape[1]), table.dtype)
+    is_kept = sources < 0
+    h[is_kept], h[~is_kept] = kept[-1 - sources[is_kept]], hidden[sources[~is_kept]]
     halves = (
         rms_norm.reference(table[token_ids], embedding_norm, eps=eps, offset=_OFFSET),
         rms_norm.reference(h, hidden_norm, eps=eps, offset=_OFFSET),
@@ -113,7 +114,7 @@ def launch(
     (num_tokens,) = view_of(_OP, "token_ids", token_ids, "int32", 1).shape
     embeddings = view_of(_OP, "table", table, "uint16", 2)
     num_ids, columns = embeddings.shape
-    vectors = rms_norm.vectors_per_thread(columns)
+    vectors = rms_norm.vectors_per_thread(_OP, columns)
     if num_tokens < 1 or num_ids < 1 or embeddings.row_stride != columns:
         fail(_OP, f"{num_tokens} tokens of a table {embeddings.shape}: needs a token, dense rows")
     if not norms.eps > 0.0:

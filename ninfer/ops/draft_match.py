@@ -44,7 +44,7 @@ from ninfer.ops.device_sampling import ROW
 from ninfer.ops.draft_step import DraftChain
 
 _OP: Final = "draft_match"
-Array = TypeVar("Array")
+Array_co = TypeVar("Array_co", covariant=True)
 
 MAX_COLUMNS: Final = 31
 """Most columns of a row: with the one behind them, a lane each."""
@@ -62,50 +62,50 @@ _PARAMS: Final = np.dtype(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MatchInputs(Generic[Array]):
+class MatchInputs(Generic[Array_co]):
     """What the unit read and what was chosen behind its columns.
 
     token_ids, ordinals, chosen, is_finite [R * T], rope_positions [3, R * T], rows of the sampler
     [R * T]; counts, read_slots and limits [R]: ordinals from limits[b] on have no page
     """
 
-    token_ids: Array
-    counts: Array
-    ordinals: Array
-    rope_positions: Array
-    read_slots: Array
-    limits: Array
-    rows: Array
-    chosen: Array
-    is_finite: Array
+    token_ids: Array_co
+    counts: Array_co
+    ordinals: Array_co
+    rope_positions: Array_co
+    read_slots: Array_co
+    limits: Array_co
+    rows: Array_co
+    chosen: Array_co
+    is_finite: Array_co
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PairColumns(Generic[Array]):
+class PairColumns(Generic[Array_co]):
     """The columns of the draft model's pass.
 
     token_ids, sources, ordinals, column_rows [R * (T + 1)], rope_positions [3, R * (T + 1)],
     row_starts [R + 1], last_columns [R]: the last real column of each row
     """
 
-    token_ids: Array
-    sources: Array
-    ordinals: Array
-    rope_positions: Array
-    column_rows: Array
-    row_starts: Array
-    last_columns: Array
+    token_ids: Array_co
+    sources: Array_co
+    ordinals: Array_co
+    rope_positions: Array_co
+    column_rows: Array_co
+    row_starts: Array_co
+    last_columns: Array_co
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MatchOutputs(Generic[Array]):
+class MatchOutputs(Generic[Array_co]):
     """accepted (A), row_ends (b T + A + 1) and kept_columns (b T + A) [R]."""
 
-    accepted: Array
-    row_ends: Array
-    kept_columns: Array
-    pairs: PairColumns[Array]
-    chain: DraftChain[Array]
+    accepted: Array_co
+    row_ends: Array_co
+    kept_columns: Array_co
+    pairs: PairColumns[Array_co]
+    chain: DraftChain[Array_co]
 
 
 def reference(inputs: MatchInputs[NDArray[Any]]) -> MatchOutputs[NDArray[Any]]:
@@ -125,7 +125,7 @@ def reference(inputs: MatchInputs[NDArray[Any]]) -> MatchOutputs[NDArray[Any]]:
     sources = firsts[:, None] + behind - 1
     sources[:, 0] = -1 - inputs.read_slots
     positions = inputs.rope_positions[:, firsts]
-    pairs = PairColumns[NDArray[Any]](
+    pairs: PairColumns[NDArray[Any]] = PairColumns(
         token_ids=_flat(np.where(is_real, tokens, 0)),
         sources=_flat(np.where(is_real, sources, 0)),
         ordinals=_flat(np.where(is_real, ordinals, -1)),
@@ -134,7 +134,7 @@ def reference(inputs: MatchInputs[NDArray[Any]]) -> MatchOutputs[NDArray[Any]]:
         row_starts=(np.arange(num_rows + 1) * (columns + 1)).astype(np.int32),
         last_columns=(firsts + np.arange(num_rows) + accepted + 1).astype(np.int32),
     )
-    chain = DraftChain[NDArray[Any]](
+    chain: DraftChain[NDArray[Any]] = DraftChain(
         ordinals=pairs.ordinals[pairs.last_columns],
         rope_positions=positions + accepted + 1,
         rows=_plain_rows(inputs.rows, firsts, starts + accepted + 2),

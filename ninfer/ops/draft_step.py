@@ -33,7 +33,7 @@ from ninfer.ops.device_checks import require_view
 from ninfer.ops.device_sampling import ROW
 
 _OP: Final = "draft_step"
-Array = TypeVar("Array")
+Array_co = TypeVar("Array_co", covariant=True)
 
 _MAX_THREADS: Final = 256
 _PARAMS: Final = np.dtype(
@@ -46,23 +46,23 @@ _PARAMS: Final = np.dtype(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DraftChain(Generic[Array]):
+class DraftChain(Generic[Array_co]):
     """Where the draft model stands: of the pair that it read last in each row, the cache ordinal
     [R] (-1: no page, or the chain has ended) and rotary positions [3, R]; and how the token behind
     it is chosen, rows of the sampler uint8 [R * ROW.itemsize]."""
 
-    ordinals: Array
-    rope_positions: Array
-    rows: Array
+    ordinals: Array_co
+    rope_positions: Array_co
+    rows: Array_co
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StepOutputs(Generic[Array]):
+class StepOutputs(Generic[Array_co]):
     """token_ids and sources [R] for draft_input, proposals [R, K]."""
 
-    token_ids: Array
-    sources: Array
-    proposals: Array
+    token_ids: Array_co
+    sources: Array_co
+    proposals: Array_co
 
 
 def reference(

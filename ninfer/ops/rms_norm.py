@@ -86,7 +86,7 @@ def launch(
     """
     source = view_of(_OP, "x", x, "uint16", 2)
     tokens, columns = shape = source.shape
-    vectors = vectors_per_thread(columns)
+    vectors = vectors_per_thread(_OP, columns)
     if tokens < 1 or not eps > 0.0:
         fail(_OP, f"x has shape {shape}, eps is {eps}: needs a row and a positive eps")
     require_alignment(_OP, "x", source, "uint16", 16)
@@ -116,8 +116,9 @@ def launch(
     )
 
 
-def vectors_per_thread(columns: int) -> int:
-    """A function of the row length alone, as the order of the sums follows from it."""
+def vectors_per_thread(op: str, columns: int) -> int:
+    """Vectors of 8 numbers that a thread of a row's block holds: a function of the row length
+    alone, as the order of the sums follows from it. Raises OpContractError."""
     if not 8 <= columns <= 64 * _MAX_THREADS or columns % 8:
-        fail(_OP, f"{columns} columns: not a multiple of 8 up to {64 * _MAX_THREADS}")
+        fail(op, f"{columns} columns: not a multiple of 8 up to {64 * _MAX_THREADS}")
     return next(count for count in (1, 2, 4, 8) if columns <= 8 * count * _MAX_THREADS)

@@ -18,6 +18,19 @@ __device__ __forceinline__ uint4 normalised(uint4 x, uint4 weight, float scale, 
   return make_uint4(out[0], out[1], out[2], out[3]);
 }
 
+// The sum over a block in every thread. `sum` is the same in the four lanes of a strip.
+__device__ __forceinline__ float row_sum(float sum) {
+  __shared__ float sums[32];
+  const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
+#pragma unroll
+  for (int step = 16; step >= 4; step >>= 1) sum += __shfl_xor_sync(kAllLanes, sum, step);
+  if (threadIdx.x % 32 == 0) sums[warp] = sum;
+  __syncthreads();
+  float total = 0.f;
+  for (int i = 0; i < warps; ++i) total += sums[i];
+  return total;
+}
+
 // 1 / rms of a row of `columns` numbers from its `count` sums of squares, by one warp.
 __device__ __forceinline__ float inverse_rms(const float* square_sums, int count, int columns, float eps, int lane) {
   float sum = 0.f;
