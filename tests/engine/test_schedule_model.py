@@ -1,11 +1,11 @@
 """The engine as a state machine: random programs over real stores, Scheduler, worker and policy.
 
 An episode is a random machine (lanes, pages, slots, host blocks, disk) with random arrivals,
-prompts that share beginnings, siblings, drafts, masks, scores of prompts, cancels, deadlines,
-clients that leave, bad rows, copies that fail and flushes. After every step all counts must hold;
-at the end every request has ended once with the tokens it has alone, and nothing is left. In some
-episodes the device itself fails at a copy, which ends them. A failure names its seed, and
-`asyncio.run(run_episode(seed))` plays it again.
+prompts that share beginnings, siblings, drafts, proposals, masks, scores of prompts, cancels,
+deadlines, clients that leave, bad rows, copies that fail and flushes. After every step all counts
+must hold; at the end every request has ended once with the tokens it has alone, and nothing is
+left. In some episodes the device itself fails at a copy, which ends them. A failure names its seed,
+and `asyncio.run(run_episode(seed))` plays it again.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections import Counter
 
 import pytest
 
+from ninfer.contract.drafting import DraftSource
 from ninfer.contract.generation import (
     Admitted,
     EngineHealth,
@@ -173,6 +174,7 @@ class Episode:
             prefill_chunk=source.choice((32, 64, 200)),
             num_host_blocks=source.choice((16, 60) if self.is_fatal else (0, 0, 6, 16, 60)),
             max_draft_tokens=(0, 0, 1, 3, 8)[self.seed % 5],
+            has_draft_model=self.seed % 5 > 1 and self.seed % 2 == 0,
         )
 
         disk = None
@@ -240,6 +242,7 @@ class Episode:
             reached[name] += getattr(metrics, name)
         reached["accepted_drafts"] += metrics.drafts.accepted_total
         reached["wrong_drafts"] += metrics.drafts.drafted_total - metrics.drafts.accepted_total
+        reached["accepted_proposals"] += metrics.drafts.by_source[DraftSource.MODEL].accepted_total
         reached["forced_units"] += self.program.num_forced_units
         reached["snapshot_resumes"] += metrics.num_resumes - metrics.num_replays
         for kind, count in self.program.failed.items():
@@ -367,6 +370,7 @@ async def test_all_of_it_happens(reached: dict[int, Counter[str]]) -> None:
         "snapshot_resumes",
         "accepted_drafts",
         "wrong_drafts",
+        "accepted_proposals",
         "hits",
         "moves",
         "cache_hits",

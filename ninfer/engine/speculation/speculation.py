@@ -120,9 +120,10 @@ class Speculation:
         token_ids = proposal.token_ids if proposal is not None and is_new else ()
         return self._drafter_of(record).guess(record.accepted, token_ids, self._room(record))
 
-    def _room(self, record: RequestRecord) -> int:
-        """Most tokens of a draft: behind the last of them another one is produced."""
-        room = record.budget.num_tokens - record.completion_tokens - 1
+    def _room(self, record: RequestRecord, num_taken: int = 0) -> int:
+        """Most tokens of a draft when `num_taken` more were accepted: behind the last of them
+        another one is produced."""
+        room = record.budget.num_tokens - record.completion_tokens - num_taken - 1
         return max(0, min(room, self._max_tokens))
 
     def _checked(self, record: RequestRecord, token_ids: tuple[int, ...]) -> Draft:
@@ -142,7 +143,7 @@ class Speculation:
             return [0] * len(records)
         hopes = [
             # This round takes a token at least.
-            self._drafter_of(record).hope(self._room(record) - 1) if draws else Hope()
+            self._drafter_of(record).hope(self._room(record, 1)) if draws else Hope()
             for record, draws in zip(records, is_sampled, strict=True)
         ]
         length = proposal_length([hope.worths for hope in hopes], num_drawing, self._costs)
