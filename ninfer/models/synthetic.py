@@ -55,7 +55,7 @@ def _hybrid(
         norm_offset=1.0,
         tie_word_embeddings=is_tied,
         max_position_embeddings=_HYBRID_CONTEXT,
-        num_mtp_layers=0,
+        num_mtp_layers=1,
         eos_token_ids=(),
     )
 

@@ -8,7 +8,7 @@ kept is decoded to bf16, never quantised a second time.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ from ninfer.kernels.library import DeviceLimits
 from ninfer.options import EngineOptions, flag_of
 from ninfer.program import host_memory
 from ninfer.program.cuda_costs import CudaCosts
+from ninfer.program.draft_choice import components_of, has_draft_model
 from ninfer.program.executors.cuda import CudaExecutor
 from ninfer.program.executors.cuda_device import CudaDevice
 from ninfer.program.executors.cuda_driver import CudaDriver, HostArray
@@ -85,7 +86,7 @@ def load_cuda(source: ModelSource, options: EngineOptions, progress: LoadProgres
         source.config,
         open_device(options),
         options,
-        source_fill(source, progress),
+        source_fill(source, progress, components_of(source.config, options)),
         bands=source.bands,
     )
     for name, reason in built.plan.weights.decoded.items():
@@ -108,11 +109,13 @@ def open_device(options: EngineOptions) -> CudaDevice:
     return CudaDevice(options.device, cubin_dir=cubin_dir)
 
 
-def source_fill(source: ModelSource, progress: LoadProgress) -> WeightFill:
+def source_fill(
+    source: ModelSource, progress: LoadProgress, components: Sequence[str] = ("text",)
+) -> WeightFill:
     """The weights of `source`, read one by one, the next while one is put."""
 
     def fill(store: WeightStore) -> None:
-        for name, bands in read_ahead(read_bands(source, store.encoded, progress)):
+        for name, bands in read_ahead(read_bands(source, store.encoded, progress, components)):
             if name in store.encoded:
                 store.put_bands(name, bands)
             else:
@@ -232,14 +235,17 @@ def _plan_format(
     bands: Bands | None = None,
 ) -> CudaPlan:
     """`bands` of a checkpoint whose codes are kept; what it has left plain stays bf16."""
+    components = components_of(config, options)
     try:
         if bands is None:
-            weights = plan_weights(config, WEIGHT_FORMATS[name])
+            weights = plan_weights(config, WEIGHT_FORMATS[name], components=components)
         else:
-            weights = plan_weights(config, WEIGHT_FORMATS["bf16"], bands)
+            weights = plan_weights(config, WEIGHT_FORMATS["bf16"], bands, components=components)
     except OpContractError as error:
         raise OptionError(flag_of("weights"), f"{name} does not fit this model: {error}") from error
-    costs = CudaCosts(config, weights, limits, options.kv_dtype)
+    costs = CudaCosts(
+        config, weights, limits, options.kv_dtype, has_draft_model=has_draft_model(options)
+    )
     memory = plan_memory(
         config,
         options,

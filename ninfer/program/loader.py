@@ -80,10 +80,10 @@ def _takes_cuda(options: EngineOptions) -> bool:
                 raise OptionError(
                     flag_of("cpu_threads"), "it is for the CPU, and here the model runs on a GPU"
                 )
-            if options.spec != "none":
+            if options.spec == "dflash":
                 raise OptionError(
                     flag_of("spec"),
-                    f"{options.spec} is for the CPU so far, and here the model runs on a GPU",
+                    "dflash is for the CPU so far, and here the model runs on a GPU",
                 )
             return True
         if options.executor == "cuda":

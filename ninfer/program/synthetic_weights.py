@@ -27,7 +27,7 @@ def fill_synthetic(driver: CudaDriver, config: ModelConfig, store: WeightStore) 
     driver.upload(address, bf16_codes(values))
     driver.synchronize()
     for item in model_objects(config):
-        if item.component != "text":
+        if not store.expects(item.name):
             continue
         if len(item.shape) == 1:
             store.put(item.name, values[: prod(item.shape)])

@@ -39,6 +39,8 @@ from ninfer.program.executors.cuda_driver import CudaDriver, Graph, HostArray
 from ninfer.program.executors.cuda_inputs import UnitTensors
 from ninfer.program.executors.cuda_model import CudaModel
 from ninfer.program.executors.cuda_mover import CudaMover
+from ninfer.program.executors.cuda_mtp import CudaMtp
+from ninfer.program.executors.cuda_rounds import Rounds
 from ninfer.program.executors.cuda_scores import score_inputs
 from ninfer.program.executors.cuda_tensor import DeviceTensor
 from ninfer.program.executors.cuda_watch import LONGEST_UNIT_S, DeviceWatch
@@ -71,7 +73,7 @@ class CudaExecutor:
         self._watch = DeviceWatch(driver, longest_unit_s)
         self._workspace = workspace
         self._model = CudaModel(config, driver, weights, workspace)
-        self._has_states = config.num_gdn_layers > 0
+        self._has_states = config.num_gdn_layers > 0 or capacity.has_draft_model
         self._is_closed = False
         self._mover = CudaMover(
             driver,
@@ -80,17 +82,37 @@ class CudaExecutor:
             max_rows=capacity.max_concurrency,
         )
         self._choice = TokenChoice(driver, self._watch, workspace.sampler)
-        self._steps = DecodeSteps(
-            driver,
-            self._watch,
-            workspace,
-            self._mover,
-            self._choice,
-            max_rows=capacity.max_concurrency,
-            has_states=self._has_states,
-            queue_step=self.queue_decode,
-            warm_up_rows=lambda num_rows: warm_up_rows(num_rows, 1),
-        )
+        self._mtp: CudaMtp | None = None
+        if capacity.has_draft_model:
+            self._mtp = CudaMtp(config, driver, weights, workspace)
+        self._max_draft_tokens = capacity.max_draft_tokens
+        self._rounds: Rounds | None = None
+        if capacity.max_draft_tokens:
+            self._rounds = Rounds(
+                config,
+                capacity,
+                driver,
+                self._watch,
+                self._model,
+                self._mtp,
+                workspace,
+                self._mover,
+                self._choice,
+                lambda num_rows: warm_up_rows(num_rows, 1),
+            )
+        self._steps: DecodeSteps | None = None
+        if self._mtp is None:
+            self._steps = DecodeSteps(
+                driver,
+                self._watch,
+                workspace,
+                self._mover,
+                self._choice,
+                max_rows=capacity.max_concurrency,
+                has_states=self._has_states,
+                queue_step=self.queue_decode,
+                warm_up_rows=lambda num_rows: warm_up_rows(num_rows, 1),
+            )
         self._warm_up_prompts(capacity.prefill_chunk)
 
     @property
@@ -109,7 +131,7 @@ class CudaExecutor:
     @property
     def graphs(self) -> DecodeGraphs[Graph]:
         """For benchmarks, between units only."""
-        return self._steps.graphs
+        return self._plain_steps.graphs
 
     @property
     def workspace(self) -> Workspace:
@@ -134,27 +156,31 @@ class CudaExecutor:
 
     async def load(self, move: Move) -> None:
         with self._watch.using("load"):
-            if move.slot is not None:
+            if move.slot is not None and self._steps is not None:
                 self._steps.spoil(move.slot)
             await self._mover.load(move)
 
     async def prefill(self, row: UnitRow) -> RowOutput:
         check_rows((row,), has_states=self._has_states)
         with self._watch.using("prefill"):
-            await self._steps.make_way(row.write_slot)
+            await self._make_way(row)
             hidden = await self._run_prompt(row)
             scores = None
             if row.score is not None:
                 scores = await self._scores(hidden, row.score, row.start)
                 if scores is None:
                     return RowOutput(None, is_finite=False)
+            if row.sample is not None:
+                logits = self._workspace.logits(1)
+                self._model.queue_logits(hidden.rows(hidden.shape[0] - 1, hidden.shape[0]), logits)
+                await self._choice.queue((row.sample,), logits)
+            self._queue_absorb(row, hidden)
+            place = self._workspace.sampler.side
+            self._driver.mark(place)
+            await self._watch.passed(place)
             if row.sample is None:
-                self._driver.mark()
-                await self._watch.passed()
                 return RowOutput(None, scores=scores)
-            logits = self._workspace.logits(1)
-            self._model.queue_logits(hidden.rows(hidden.shape[0] - 1, hidden.shape[0]), logits)
-            (output,) = await self._choice.run((row.sample,), logits)
+            (output,) = self._choice.outputs((row.sample,))
             return replace(output, scores=scores if output.is_finite else None)
 
     async def decode(
@@ -162,25 +188,36 @@ class CudaExecutor:
     ) -> tuple[RowOutput, ...]:
         check_rows(rows, has_states=self._has_states)
         with self._watch.using("decode"):
-            return await self._steps.run(rows, goes_on=goes_on)
+            return await self._plain_steps.run(rows, goes_on=goes_on)
 
     @property
     def max_draft_tokens(self) -> int:
-        return 0
+        return self._max_draft_tokens
 
     @property
     def has_draft_model(self) -> bool:
-        return False
+        return self._mtp is not None
+
+    @property
+    def rounds(self) -> Rounds:
+        """For benchmarks, between units only. InvariantError when nothing is drafted."""
+        if self._rounds is None:
+            raise InvariantError("the executor was built without drafts")
+        return self._rounds
 
     async def verify(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
-        raise InvariantError("the cuda executor verifies no drafts")
+        check_rows(rows, has_states=self._has_states)
+        with self._watch.using("verify"):
+            for row in rows:
+                await self._make_way(row)
+            return await self.rounds.run(rows)
 
     async def score(self, row: UnitRow) -> Float32Array:
         check_rows((row,), has_states=self._has_states)
         num_tokens = row.token_ids.size
         scores = np.empty((num_tokens, self._config.vocab_size), np.float32)
         with self._watch.using("score"):
-            await self._steps.make_way(row.write_slot)
+            await self._make_way(row)
             hidden = await self._run_prompt(row)
             for first in range(0, num_tokens, SMALL_TOKENS):
                 last = min(first + SMALL_TOKENS, num_tokens)
@@ -190,7 +227,16 @@ class CudaExecutor:
                 self._driver.mark()
                 await self._watch.passed()
                 scores[first:last] = self._workspace.read_scores(last - first)
+            self._queue_absorb(row, hidden)
+            self._driver.mark()
+            await self._watch.passed()
         return scores
+
+    def _queue_absorb(self, row: UnitRow, hidden: DeviceTensor) -> None:
+        """Let the draft model follow a prompt's unit."""
+        if self._mtp is not None:
+            unit = self._workspace.prefill_inputs.tensors(1, row.token_ids.size)
+            self._mtp.queue_absorb(unit, hidden)
 
     async def _scores(
         self, hidden: DeviceTensor, score: ScoreRow, start: int
@@ -227,6 +273,17 @@ class CudaExecutor:
         if not self._watch.is_stuck:
             self._driver.close()
 
+    @property
+    def _plain_steps(self) -> DecodeSteps:
+        """InvariantError with a draft model: all decode units are rounds."""
+        if self._steps is None:
+            raise InvariantError("a decode step beside a draft model")
+        return self._steps
+
+    async def _make_way(self, row: UnitRow) -> None:
+        if self._steps is not None:
+            await self._steps.make_way(row.write_slot)
+
     async def _run_prompt(self, row: UnitRow) -> DeviceTensor:
         """Queue a prompt's inputs through all layers; the residual stream [T, C] behind them."""
         unit, hidden = self._queue_prompt(row)
@@ -251,6 +308,7 @@ class CudaExecutor:
             for _ in self._model.queue_layers(unit, hidden):
                 pass
             self._model.queue_logits(hidden.rows(0, 1), self._workspace.logits(1))
+            self._queue_absorb(row, hidden)
             self._driver.synchronize()
 
 

@@ -6,7 +6,7 @@ hidden += o_proj(attention(q, pages) * sigmoid(gate))
 
 from __future__ import annotations
 
-from ninfer.contract.model import LayerConfig, ModelConfig
+from ninfer.contract.model import ModelConfig
 from ninfer.ops import attention_prepare, paged_attention_decode, paged_attention_prefill
 from ninfer.ops.attention_prepare import HeadNorms
 from ninfer.ops.kv_pages import stored_dim
@@ -14,6 +14,7 @@ from ninfer.ops.linear_small_t import Epilogue
 from ninfer.program.executors.cuda_buffers import qkv_width
 from ninfer.program.executors.cuda_driver import CudaDriver
 from ninfer.program.executors.cuda_inputs import UnitTensors
+from ninfer.program.executors.cuda_memory import KvLayer
 from ninfer.program.executors.cuda_products import Products
 from ninfer.program.executors.cuda_tensor import DeviceTensor
 from ninfer.program.executors.cuda_weights import DeviceWeights
@@ -21,18 +22,18 @@ from ninfer.program.executors.cuda_workspace import Workspace
 
 
 class AttentionMixer:
-    """One layer; its pages are those of `kind_index`."""
+    """The layer whose weights are named `prefix`, over its pages."""
 
     def __init__(
         self,
         config: ModelConfig,
-        layer: LayerConfig,
+        prefix: str,
+        kv: KvLayer,
         driver: CudaDriver,
         weights: DeviceWeights,
         products: Products,
         workspace: Workspace,
     ) -> None:
-        prefix = f"layers.{layer.index}"
         vectors = weights.vectors
         self._config = config.attention
         self._qkv_width = qkv_width(config)
@@ -46,7 +47,7 @@ class AttentionMixer:
             config.rms_norm_eps,
             config.norm_offset,
         )
-        self._kv = workspace.memory.kv[layer.kind_index]
+        self._kv = kv
         self._rope = workspace.rope
         self._driver = driver
         self._products = products
@@ -91,6 +92,15 @@ class AttentionMixer:
             is_chained=True,
         )
         self._products.large(self._o_proj, y, hidden, adds=True)
+
+    def queue_keys(self, hidden: DeviceTensor, unit: UnitTensors, *, is_small: bool) -> None:
+        """Only the keys and values of the unit's columns; hidden stays."""
+        qkv, q, _ = self._outputs(hidden.shape[0])
+        if is_small:
+            self._products.small(self._qkv_proj, hidden, qkv, norm=self._norm)
+        else:
+            self._products.large(self._qkv_proj, self._products.normalise(self._norm, hidden), qkv)
+        self._queue_prepare(qkv, q, unit)
 
     def _outputs(self, num_tokens: int) -> tuple[DeviceTensor, DeviceTensor, DeviceTensor]:
         """The projection, q and the attention's result, in their buffers."""

@@ -40,7 +40,9 @@ class UnitSizes:
 
     @classmethod
     def of(cls, capacity: Capacity) -> UnitSizes:
-        small = max(capacity.max_concurrency, SMALL_TOKENS)
+        # A draft model reads one column more a row than the target checks.
+        columns = 1 + capacity.max_draft_tokens + capacity.has_draft_model
+        small = max(capacity.max_concurrency * columns, SMALL_TOKENS)
         return cls(max(capacity.prefill_chunk, small), small)
 
 

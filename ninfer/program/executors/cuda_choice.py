@@ -34,8 +34,12 @@ class TokenChoice:
     ) -> tuple[RowOutput, ...]:
         """The tokens, once the device has chosen them."""
         await self.queue(samples, logits)
+        await self._watch.passed(self._sampler.side)
+        return self.outputs(samples)
+
+    def outputs(self, samples: Sequence[SampleRow]) -> tuple[RowOutput, ...]:
+        """The tokens of the choice that was queued last and has run."""
         sampler = self._sampler
-        await self._watch.passed(sampler.side)
         return sampler.parse(samples, sampler.results(len(samples), sampler.side))
 
     async def queue(self, samples: Sequence[SampleRow], logits: DeviceTensor) -> None:
@@ -46,6 +50,7 @@ class TokenChoice:
         sampler.queue_copy_in(len(samples))
         if has_masks(samples):
             await self.fill_masks(samples)
+            sampler.queue_masks(len(samples))
             sampler.queue_masked(logits)
         else:
             sampler.queue(logits)

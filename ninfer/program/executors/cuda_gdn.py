@@ -10,6 +10,7 @@ from ninfer.contract.errors import InvariantError
 from ninfer.contract.model import LayerConfig, ModelConfig
 from ninfer.ops import gdn_decode, gdn_prefill
 from ninfer.ops.gdn_device import GdnMemory, GdnRows, GdnWeights, projection_width
+from ninfer.ops.gdn_fold import FoldLayer
 from ninfer.ops.linear_small_t import Epilogue
 from ninfer.program.executors.cuda_driver import CudaDriver
 from ninfer.program.executors.cuda_inputs import UnitTensors
@@ -49,12 +50,24 @@ class GdnMixer:
         )
         self._chunks = gdn_prefill.plan_chunks(gdn, driver.kernels.limits)
         self._memory = GdnMemory(conv, recurrent, layer.kind_index)
+        records = None if workspace.rounds is None else workspace.rounds.records
+        self._record = None if records is None else records.index(layer.kind_index)
         self._driver = driver
         self._products = products
         self._buffers = workspace.buffers
 
+    @property
+    def fold_layer(self) -> FoldLayer:
+        """What gdn_fold reads of it: a unit whose rows have ends leaves its projection there.
+        InvariantError when nothing is drafted."""
+        return FoldLayer(self._weights, self._records)
+
     def queue_small(self, hidden: DeviceTensor, unit: UnitTensors) -> None:
+        """A unit whose rows have ends leaves its StateImages as they are and its projection for
+        gdn_fold."""
         projection, y = self._outputs(hidden.shape[0])
+        if unit.row_ends is not None:
+            projection = self._records.rows(0, hidden.shape[0])
         self._products.small(self._in_proj, hidden, projection, norm=self._norm)
         self._queue_steps(projection, y, unit)
         self._products.small(self._out_proj, y, hidden, epilogue=Epilogue.ADD_RESIDUAL)
@@ -65,6 +78,12 @@ class GdnMixer:
         self._products.large(self._in_proj, x, projection)
         self._queue_chunks(projection, y, unit)
         self._products.large(self._out_proj, y, hidden, adds=True)
+
+    @property
+    def _records(self) -> DeviceTensor:
+        if self._record is None:
+            raise InvariantError(f"{self._in_proj} keeps no records")
+        return self._record
 
     def _outputs(self, num_tokens: int) -> tuple[DeviceTensor, DeviceTensor]:
         return (
@@ -78,11 +97,12 @@ class GdnMixer:
             self._config,
             self._weights,
             self._memory,
-            GdnRows(unit.row_starts, unit.read_slots, unit.write_slots),
+            GdnRows(unit.row_starts, unit.read_slots, unit.write_slots, unit.row_ends),
             projection,
             y,
             eps=self._eps,
             stream=self._driver.stream,
+            keeps_state=unit.row_ends is None,
             is_chained=True,
         )
 

@@ -29,7 +29,8 @@ _ALIGNMENT_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class UnitTensors:
-    """The inputs of a unit on the device, int32; shapes as in the module. page_tables [R, P]."""
+    """The inputs of a unit on the device, int32; shapes as in the module. page_tables [R, P];
+    row_ends [R], where rows have columns of padding behind their inputs."""
 
     token_ids: DeviceTensor
     ordinals: DeviceTensor
@@ -39,6 +40,7 @@ class UnitTensors:
     read_slots: DeviceTensor
     write_slots: DeviceTensor
     page_tables: DeviceTensor
+    row_ends: DeviceTensor | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -5,6 +5,9 @@
                     int8  codes in that shape, then f16 scales [pages][2][Hk][64][D / 64]
     StateImages     conv bf16 [slots][L][conv_dim][W - 1], oldest input first
                     recurrent f32 [slots][L][Hv][dv][dk]
+                    hidden bf16 [slots][C], with a draft model: what it continues from
+
+The draft model's layer is one more layer of KV, the last.
 
 D is kv_pages.stored_dim of a head. K is stored normed and rotated. Slot ROOT_SLOT is zeroed and
 never written.
@@ -34,11 +37,13 @@ class KvLayer:
 
 @dataclass(frozen=True, slots=True)
 class CudaMemory:
-    """What outlives a unit; conv and recurrent are None without GDN layers."""
+    """What outlives a unit; conv and recurrent are None without GDN layers, hidden without a draft
+    model."""
 
     kv: tuple[KvLayer, ...]
     conv: DeviceTensor | None
     recurrent: DeviceTensor | None
+    hidden: DeviceTensor | None
 
 
 def carve_memory(
@@ -47,34 +52,40 @@ def carve_memory(
     """`kv_dtype` is bf16, fp8 or int8."""
     kv = tuple(
         _kv_layer(arena, config, capacity.num_pages, kv_dtype)
-        for _ in range(config.num_attention_layers)
+        for _ in range(_num_kv_layers(config, capacity.has_draft_model))
     )
+    conv, recurrent, hidden = None, None, None
     gdn = config.gdn
-    if gdn is None:
-        return CudaMemory(kv, None, None)
-    slots = (capacity.num_slots, config.num_gdn_layers)
-    return CudaMemory(
-        kv,
-        arena.take((*slots, gdn.conv_dim, gdn.conv_width - 1), "uint16"),
-        arena.take((*slots, gdn.num_value_heads, gdn.value_head_dim, gdn.key_head_dim), "float32"),
-    )
+    if gdn is not None:
+        slots = (capacity.num_slots, config.num_gdn_layers)
+        state = (gdn.num_value_heads, gdn.value_head_dim, gdn.key_head_dim)
+        conv = arena.take((*slots, gdn.conv_dim, gdn.conv_width - 1), "uint16")
+        recurrent = arena.take((*slots, *state), "float32")
+    if capacity.has_draft_model:
+        hidden = arena.take((capacity.num_slots, config.hidden_size), "uint16")
+    return CudaMemory(kv, conv, recurrent, hidden)
 
 
-def page_bytes(config: ModelConfig, kv_dtype: str) -> int:
-    """One page in every attention layer."""
+def page_bytes(config: ModelConfig, kv_dtype: str, *, has_draft_model: bool = False) -> int:
+    """One page in every layer that has KV."""
     layer = _kv_layer(Arena(), config, 1, kv_dtype)
     size = layer.pages.num_bytes + (0 if layer.scales is None else layer.scales.num_bytes)
-    return size * config.num_attention_layers
+    return size * _num_kv_layers(config, has_draft_model)
 
 
-def slot_bytes(config: ModelConfig) -> int:
-    """One StateImage; 0 for a model without GDN layers."""
+def slot_bytes(config: ModelConfig, *, has_draft_model: bool = False) -> int:
+    """One StateImage; 0 for a model without GDN layers and draft model."""
+    hidden = 2 * config.hidden_size if has_draft_model else 0
     gdn = config.gdn
     if gdn is None:
-        return 0
+        return hidden
     window = gdn.conv_dim * (gdn.conv_width - 1) * 2
     recurrent = gdn.num_value_heads * gdn.key_head_dim * gdn.value_head_dim * 4
-    return config.num_gdn_layers * (window + recurrent)
+    return config.num_gdn_layers * (window + recurrent) + hidden
+
+
+def _num_kv_layers(config: ModelConfig, has_draft_model: bool) -> int:
+    return config.num_attention_layers + has_draft_model
 
 
 def _kv_layer(arena: Arena, config: ModelConfig, num_pages: int, kv_dtype: str) -> KvLayer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ninfer.contract.errors import InvariantError
-from ninfer.contract.model import ModelConfig
+from ninfer.contract.model import MlpKind, ModelConfig
 from ninfer.ops import (
     moe_combine,
     moe_grouped,
@@ -202,3 +202,18 @@ class MoeMlp:
             kernels, routed, weights, target, target, positions=pairs.positions, shared=shared,
             stream=stream, is_chained=True,
         )  # fmt: skip
+
+
+def make_mlp(
+    config: ModelConfig,
+    kind: MlpKind,
+    prefix: str,
+    products: Products,
+    buffers: UnitBuffers,
+    driver: CudaDriver,
+    weights: DeviceWeights,
+) -> DenseMlp | MoeMlp:
+    """The MLP of the layer whose weights are named `prefix`."""
+    if kind is MlpKind.DENSE:
+        return DenseMlp(config, prefix, products, buffers, driver)
+    return MoeMlp(config, prefix, products, buffers, driver, weights)

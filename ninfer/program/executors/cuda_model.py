@@ -14,15 +14,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from ninfer.contract.model import LayerConfig, MixerKind, MlpKind, ModelConfig
+from ninfer.contract.model import LayerConfig, MixerKind, ModelConfig
 from ninfer.ops import embedding
+from ninfer.ops.gdn_fold import FoldLayer
 from ninfer.ops.linear_small_t import Epilogue
 from ninfer.program.executors.cuda_attention import AttentionMixer
 from ninfer.program.executors.cuda_buffers import SMALL_TOKENS
 from ninfer.program.executors.cuda_driver import CudaDriver
 from ninfer.program.executors.cuda_gdn import GdnMixer
 from ninfer.program.executors.cuda_inputs import UnitTensors
-from ninfer.program.executors.cuda_mlp import DenseMlp, MoeMlp
+from ninfer.program.executors.cuda_mlp import make_mlp
 from ninfer.program.executors.cuda_products import Products
 from ninfer.program.executors.cuda_tensor import DeviceTensor
 from ninfer.program.executors.cuda_weights import EMBED, HEAD, DeviceWeights
@@ -65,20 +66,29 @@ class CudaModel:
             self._weights.vectors[EMBED],
             hidden,
             stream=self._driver.stream,
-            square_sums=sums.rows(0, unit.num_tokens) if _is_small(unit) else None,
+            square_sums=sums.rows(0, unit.num_tokens) if is_small(unit) else None,
         )
         return hidden
 
     def queue_layers(self, unit: UnitTensors, hidden: DeviceTensor) -> Iterator[None]:
         """Queue all layers, in place; yields between blocks so that others get a turn."""
-        is_small = _is_small(unit)
+        are_few = is_small(unit)
         for blocks in self._layers:
             for block in blocks:
-                if is_small:
+                if are_few:
                     block.queue_small(hidden, unit)
                 else:
                     block.queue_large(hidden, unit)
                 yield
+
+    @property
+    def fold_layers(self) -> list[FoldLayer]:
+        """Of the GDN layers in order."""
+        return [mixer.fold_layer for mixer, _ in self._layers if isinstance(mixer, GdnMixer)]
+
+    def queue_output(self, hidden: DeviceTensor, output: DeviceTensor) -> None:
+        """output [T, C]: the residual stream behind the last layer, behind the final norm."""
+        self._products.normalise("norm", hidden, output)
 
     def queue_decode_logits(self, hidden: DeviceTensor, logits: DeviceTensor) -> None:
         """logits f32 [R, V] of a small unit's columns, all of them."""
@@ -92,18 +102,24 @@ class CudaModel:
     def _mixer(self, config: ModelConfig, layer: LayerConfig, workspace: Workspace) -> Block:
         if layer.mixer is MixerKind.ATTENTION:
             return AttentionMixer(
-                config, layer, self._driver, self._weights, self._products, workspace
+                config,
+                f"layers.{layer.index}",
+                workspace.memory.kv[layer.kind_index],
+                self._driver,
+                self._weights,
+                self._products,
+                workspace,
             )
         return GdnMixer(config, layer, self._driver, self._weights, self._products, workspace)
 
     def _mlp(self, config: ModelConfig, layer: LayerConfig) -> Block:
-        prefix, products = f"layers.{layer.index}", self._products
-        if layer.mlp is MlpKind.DENSE:
-            return DenseMlp(config, prefix, products, self._buffers, self._driver)
-        return MoeMlp(config, prefix, products, self._buffers, self._driver, self._weights)
+        prefix = f"layers.{layer.index}"
+        return make_mlp(
+            config, layer.mlp, prefix, self._products, self._buffers, self._driver, self._weights
+        )
 
 
-def _is_small(unit: UnitTensors) -> bool:
+def is_small(unit: UnitTensors) -> bool:
     """At most SMALL_TOKENS columns in every row: a prefill unit has one row, a decode unit has one
     column a row."""
     return unit.num_tokens <= SMALL_TOKENS * unit.num_rows

@@ -1,7 +1,8 @@
 """CudaMover: pages and StateImages copied inside the device and between it and host blocks.
 
     host block   a page's parts one behind another: of each attention layer its pages, then scales
-    StateImage   conv then recurrent of one slot, cut into blocks; the last may be filled in part
+    StateImage   conv, recurrent, then hidden of one slot, cut into blocks; the last may be filled
+                 in part
 
 Every copy is a list of ranges for one launch of `copies`, which reads the list from page-locked
 memory. Copies of a unit go ahead of it on its stream. Moves have the copy stream and few thread
@@ -203,7 +204,8 @@ def _page_parts(memory: CudaMemory) -> _Parts:
 
 
 def _state_parts(memory: CudaMemory) -> _Parts:
-    return _parts_of([t for t in (memory.conv, memory.recurrent) if t is not None])
+    planes = (memory.conv, memory.recurrent, memory.hidden)
+    return _parts_of([plane for plane in planes if plane is not None])
 
 
 def _parts_of(tensors: Sequence[DeviceTensor]) -> _Parts:

@@ -31,9 +31,10 @@ class Products:
         *,
         norm: str | None = None,
         epilogue: Epilogue = Epilogue.STORE_BF16,
+        leaves_sums: bool = False,
     ) -> None:
         """y = epilogue(W x), with RMSNorm of x in front when `norm` names its weight. A residual
-        is y itself; its square sums are left for the next norm."""
+        is y itself; its square sums are left for the next norm, as those of any y if asked for."""
         for first in range(0, x.shape[0], SMALL_TOKENS):
             last = min(first + SMALL_TOKENS, x.shape[0])
             sums = self._buffers.square_sums.rows(first, last)
@@ -49,7 +50,7 @@ class Products:
                     stream=self._driver.stream,
                     epilogue=epilogue,
                     residual=target if adds else None,
-                    square_sums=sums if adds else None,
+                    square_sums=sums if adds or leaves_sums else None,
                     norm=None if norm is None else self.input_norm(norm, sums),
                     is_chained=True,
                 )
@@ -71,9 +72,9 @@ class Products:
             )
             self._driver.multiply(x, weight, part.columns_of(y), adds=adds)
 
-    def normalise(self, name: str, x: DeviceTensor) -> DeviceTensor:
-        """RMSNorm of x, in the buffer for it."""
-        y = self._buffers.normed.rows(0, x.shape[0])
+    def normalise(self, name: str, x: DeviceTensor, y: DeviceTensor | None = None) -> DeviceTensor:
+        """RMSNorm of x in y, by default the buffer for it."""
+        y = y or self._buffers.normed.rows(0, x.shape[0])
         rms_norm.launch(
             self._driver.kernels,
             x,

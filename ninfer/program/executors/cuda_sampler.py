@@ -41,9 +41,10 @@ class SamplerTensors:
 
 
 def carve_sampler(
-    arena: Arena, *, max_rows: int, vocab_size: int, max_context: int
+    arena: Arena, *, max_rows: int, max_lists: int, vocab_size: int, max_context: int
 ) -> SamplerTensors:
-    capacity = list_capacity(max_rows, vocab_size, max_context)
+    """For units of `max_rows` rows, of which `max_lists` may have lists as long as can be."""
+    capacity = list_capacity(max_lists, vocab_size, max_context)
     return SamplerTensors(
         rows=arena.take((max_rows * device_sampling.ROW.itemsize,), "uint8"),
         ids=arena.take((capacity,), "int32"),
@@ -100,6 +101,11 @@ class CudaSampler:
             self._tensors.results.address, (self.max_rows,), self._tensors.results.dtype
         )
 
+    @property
+    def max_listed(self) -> int:
+        """Most ids in all lists of one unit."""
+        return int(self._host_ids.size)
+
     def write_tokens(self, token_ids: Sequence[int]) -> None:
         """Queue the copy of `token_ids` to where chosen ones are. No unit may be queued."""
         self._host_tokens[: len(token_ids)] = token_ids
@@ -154,11 +160,21 @@ class CudaSampler:
             if mask is not None:
                 mask.fill(self._host_masks[index])
 
-    def queue_masked(self, logits: DeviceTensor) -> None:
-        """Queue the copy of the filled masks, and `queue` under them."""
-        num_rows = logits.shape[0]
+    def queue_masks(self, num_rows: int) -> None:
+        """Queue the copy of the filled masks."""
         self._driver.upload(self._tensors.masks.address, self._host_masks[:num_rows])
-        self._launch(logits, self._tensors.masks.rows(0, num_rows))
+
+    def queue_masked(self, logits: DeviceTensor) -> None:
+        """Queue the choice of a token a row, under the masks of the rows that have one; may be
+        captured."""
+        self._launch(logits, self._tensors.masks.rows(0, logits.shape[0]))
+
+    def queue_draft(
+        self, logits: DeviceTensor, rows: DeviceTensor, outputs: SamplingOutputs
+    ) -> None:
+        """Queue the choice of a token a row as `rows` on the device say, which have no lists; may
+        be captured."""
+        self._launch_rows(logits, rows, None, outputs)
 
     def queue(self, logits: DeviceTensor) -> None:
         """Queue the choice of a token a row from logits f32 [R, V]; may be captured. Rows choose as
@@ -167,16 +183,28 @@ class CudaSampler:
 
     def _launch(self, logits: DeviceTensor, masks: DeviceTensor | None) -> None:
         num_rows = logits.shape[0]
+        self._launch_rows(logits, self.rows(num_rows), masks, self.outputs(num_rows))
+
+    def rows(self, num_rows: int) -> DeviceTensor:
+        """uint8, where the parameters of a unit's rows are."""
+        return self._tensors.rows.rows(0, num_rows * device_sampling.ROW.itemsize)
+
+    def outputs(self, num_rows: int) -> SamplingOutputs:
+        """Where the results of a unit's rows are."""
+        return results_of(self._tensors.results.address, num_rows)
+
+    def _launch_rows(
+        self,
+        logits: DeviceTensor,
+        rows: DeviceTensor,
+        masks: DeviceTensor | None,
+        outputs: SamplingOutputs,
+    ) -> None:
         device_sampling.launch(
             self._driver.kernels,
             logits,
-            SamplingInputs(
-                self._tensors.rows.rows(0, num_rows * device_sampling.ROW.itemsize),
-                self._tensors.ids,
-                self._tensors.values,
-                masks,
-            ),
-            self._outputs(num_rows),
+            SamplingInputs(rows, self._tensors.ids, self._tensors.values, masks),
+            outputs,
             num_valid_ids=self._vocab_size,
             scratch=self._tensors.scratch,
             stream=self._driver.stream,
@@ -211,18 +239,19 @@ class CudaSampler:
             outputs.append(RowOutput(GeneratedToken(token_id, logprobs)))
         return tuple(outputs)
 
-    def _outputs(self, num_rows: int) -> SamplingOutputs:
-        """Dense for exactly this many rows, so that one copy brings them all."""
-        base, size = self._tensors.results.address, num_rows * MAX_TOP
-        places = (0, num_rows, 2 * num_rows, 3 * num_rows, 3 * num_rows + size)
-        shapes = ((num_rows,), (num_rows,), (num_rows,), (num_rows, MAX_TOP), (num_rows, MAX_TOP))
-        dtypes = ("int32", "int32", "float32", "int32", "float32")
-        return SamplingOutputs(
-            *(
-                DeviceTensor.dense(base + 4 * place, shape, dtype)
-                for place, shape, dtype in zip(places, shapes, dtypes, strict=True)
-            )
+
+def results_of(address: int, num_rows: int) -> SamplingOutputs:
+    """The sampler's outputs dense for exactly this many rows, so that one copy brings them all."""
+    size = num_rows * MAX_TOP
+    places = (0, num_rows, 2 * num_rows, 3 * num_rows, 3 * num_rows + size)
+    shapes = ((num_rows,), (num_rows,), (num_rows,), (num_rows, MAX_TOP), (num_rows, MAX_TOP))
+    dtypes = ("int32", "int32", "float32", "int32", "float32")
+    return SamplingOutputs(
+        *(
+            DeviceTensor.dense(address + 4 * place, shape, dtype)
+            for place, shape, dtype in zip(places, shapes, dtypes, strict=True)
         )
+    )
 
 
 def _logprobs(results: IntArray, index: int, num_rows: int, num_top: int) -> TokenLogprobs:
@@ -249,6 +278,14 @@ def is_plain(sample: SampleRow) -> bool:
         or sample.mask is not None
         or sample.purpose is not DrawPurpose.TARGET
     )
+
+
+def num_listed(sample: SampleRow) -> int:
+    """Most ids that the lists of a row take."""
+    params, size = sample.params, len(sample.suppressed_ids) + len(sample.params.logit_bias)
+    if params.counts_tokens:
+        size += int(sample.generated_ids.size) + int(sample.prompt_ids.size)
+    return size
 
 
 def list_capacity(max_rows: int, vocab_size: int, max_context: int) -> int:

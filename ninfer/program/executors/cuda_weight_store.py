@@ -120,6 +120,10 @@ class WeightStore:
                 self._pack(place, rows)
         self._missing.discard(name)
 
+    def expects(self, name: str) -> bool:
+        """Whether the weights of an object of that name belong here."""
+        return name in self._vectors or name in self._matrices or name in self.encoded
+
     def finish(self) -> DeviceWeights:
         """Pack a tied head, give the staging memory back. InvariantError when one is missing."""
         if HEAD in self._missing and EMBED not in self._missing:

@@ -156,6 +156,8 @@ def plan_weights(
     config: ModelConfig,
     fmt: WeightFormat,
     stored: Mapping[str, Sequence[WeightBand]] | None = None,
+    *,
+    components: Sequence[str] = ("text",),
 ) -> WeightPlan:
     """`stored`: bands by object of a checkpoint whose codes are kept. Raises OpContractError for
     sizes that the format cannot hold."""
@@ -164,7 +166,7 @@ def plan_weights(
     encoded: dict[str, tuple[EncodedImage, ...]] = {}
     decoded: dict[str, str] = {}
     for item in model_objects(config):
-        if item.component != "text":
+        if item.component not in components:
             continue
         bands = () if stored is None else stored[item.name]
         is_quantised = any(band.encoding is not WeightEncoding.FLOAT for band in bands)

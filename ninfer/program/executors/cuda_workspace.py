@@ -23,6 +23,7 @@ from ninfer.program.executors.cuda_buffers import UnitBuffers, UnitSizes, carve_
 from ninfer.program.executors.cuda_driver import CudaDriver
 from ninfer.program.executors.cuda_inputs import UnitInputs
 from ninfer.program.executors.cuda_memory import CudaMemory, carve_memory
+from ninfer.program.executors.cuda_round_buffers import RoundBuffers, carve_rounds
 from ninfer.program.executors.cuda_sampler import CudaSampler, SamplerTensors, carve_sampler
 from ninfer.program.executors.cuda_tensor import Arena, DeviceTensor
 from ninfer.program.executors.cuda_weights import WeightPlan
@@ -43,6 +44,7 @@ class WorkspaceTensors:
     page_tables: DeviceTensor
     rope_inverse: DeviceTensor
     rope_axes: DeviceTensor
+    rounds: RoundBuffers | None
 
 
 def carve_workspace(
@@ -66,7 +68,8 @@ def carve_workspace(
         buffers=carve_buffers(arena, config, weights, sizes, limits, max_pages=max_pages),
         sampler=carve_sampler(
             arena,
-            max_rows=lanes,
+            max_rows=lanes * (1 + capacity.max_draft_tokens),
+            max_lists=lanes,
             vocab_size=config.vocab_size,
             max_context=capacity.max_context,
         ),
@@ -76,6 +79,7 @@ def carve_workspace(
         page_tables=arena.take((lanes + 1, max_pages), "int32"),
         rope_inverse=arena.take((config.attention.rope.rotary_dim // 2,), "float32"),
         rope_axes=arena.take((config.attention.rope.rotary_dim // 2,), "int32"),
+        rounds=carve_rounds(arena, config, capacity),
     )
 
 
@@ -87,6 +91,7 @@ class Workspace:
         tables, lanes = tensors.page_tables, tensors.page_tables.shape[0] - 1
         self.memory = tensors.memory
         self.buffers = tensors.buffers
+        self.rounds = tensors.rounds
         self.prefill_inputs = UnitInputs(
             driver, tensors.prefill_block, tables.rows(lanes, lanes + 1)
         )
@@ -97,7 +102,7 @@ class Workspace:
         self._driver = driver
         pinned = driver.allocate_pinned(_scored_bytes(tensors.buffers.logits))
         self._scores: Float32Array = pinned.view(np.float32)
-        for state in (self.memory.conv, self.memory.recurrent):
+        for state in (self.memory.conv, self.memory.recurrent, self.memory.hidden):
             if state is not None:
                 driver.fill(state.address, 0, state.num_bytes)
         frequencies = rotary.frequencies(config.attention.rope)

@@ -52,7 +52,7 @@ def small_config(
 def put_random(config: ModelConfig, store: WeightStore) -> None:
     rng = np.random.default_rng(0)
     for item in model_objects(config):
-        if item.component == "text":
+        if store.expects(item.name):
             store.put(item.name, rng.standard_normal(item.shape).astype(np.float32))
 
 

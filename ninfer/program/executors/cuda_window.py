@@ -1,0 +1,138 @@
+"""WindowInputs: what a unit of several columns a row is told, and its views on the device.
+
+Every row has the same number of columns, of which the first `counts[r]` are its inputs; the others
+are padding: ordinal -1, the token of its first column. So a graph captured for R rows of T columns
+serves rows with drafts of any length below T.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ninfer.contract.arrays import IntArray
+from ninfer.contract.units import PAGE_TOKENS, UnitRow
+from ninfer.program.executors.cuda_driver import CudaDriver
+from ninfer.program.executors.cuda_inputs import UnitTensors
+from ninfer.program.executors.cuda_tensor import Arena, DeviceTensor
+
+
+@dataclass(frozen=True, slots=True)
+class WindowTensors:
+    """int32. `unit.row_ends` says where each row's inputs end.
+
+    counts   [R] inputs of each row
+    limits   [R] ordinals that its page table has room for
+    """
+
+    unit: UnitTensors
+    counts: DeviceTensor
+    limits: DeviceTensor
+
+    @property
+    def num_rows(self) -> int:
+        return self.unit.num_rows
+
+    @property
+    def num_columns(self) -> int:
+        """Of each row."""
+        return self.unit.num_tokens // self.unit.num_rows
+
+
+@dataclass(frozen=True, slots=True)
+class WindowBlock:
+    """Memory of the inputs: a block as large as the largest unit's, page tables [R, P] int32."""
+
+    block: DeviceTensor
+    page_tables: DeviceTensor
+
+
+def _shapes(num_rows: int, num_columns: int) -> tuple[tuple[int, ...], ...]:
+    """Of token_ids, ordinals, column_rows, rope_positions, row_starts, read_slots, write_slots,
+    row_ends, counts, limits."""
+    num_tokens = num_rows * num_columns
+    columns, rows = (num_tokens,), (num_rows,)
+    return (columns, columns, columns, (3, num_tokens), (num_rows + 1,), *([rows] * 5))
+
+
+def _carve(arena: Arena, num_rows: int, num_columns: int) -> list[DeviceTensor]:
+    return [arena.take(shape, "int32") for shape in _shapes(num_rows, num_columns)]
+
+
+def carve_window(arena: Arena, *, max_rows: int, max_columns: int, max_pages: int) -> WindowBlock:
+    """For units up to these sizes."""
+    size = Arena()
+    _carve(size, max_rows, max_columns)
+    return WindowBlock(
+        block=arena.take((size.used_bytes,), "uint8"),
+        page_tables=arena.take((max_rows, max_pages), "int32"),
+    )
+
+
+class WindowInputs:
+    """Writes one unit at a time; none may be queued then."""
+
+    def __init__(self, driver: CudaDriver, memory: WindowBlock) -> None:
+        self._driver = driver
+        self._memory = memory
+        self._block = driver.allocate_pinned(memory.block.num_bytes)
+        tables = driver.allocate_pinned(memory.page_tables.num_bytes)
+        self._tables: IntArray = tables.view(np.int32).reshape(memory.page_tables.shape)
+        self._known = [b""] * memory.page_tables.shape[0]
+
+    def tensors(self, num_rows: int, num_columns: int) -> WindowTensors:
+        """Where a unit of these sizes finds its inputs."""
+        block = self._memory.block
+        parts = _carve(Arena(block.address, block.num_bytes), num_rows, num_columns)
+        token_ids, ordinals, column_rows, positions, starts = parts[:5]
+        reads, writes, row_ends, counts, limits = parts[5:]
+        tables = self._memory.page_tables.rows(0, num_rows)
+        # A row of one column has no padding: it is a decode step.
+        ends = row_ends if num_columns > 1 else None
+        unit = UnitTensors(
+            token_ids, ordinals, column_rows, positions, starts, reads, writes, tables, ends
+        )
+        return WindowTensors(unit, counts, limits)
+
+    def queue(self, rows: Sequence[UnitRow], num_columns: int, counts: Sequence[int]) -> None:
+        """Queue the inputs of a unit; `counts[r]` of row r's inputs, the others are left out."""
+        views = self._views(len(rows), num_columns)
+        token_ids, ordinals, column_rows, positions, starts = views[:5]
+        reads, writes, ends, host_counts, limits = views[5:]
+        steps = np.arange(num_columns, dtype=np.int32)
+        column_rows[:] = np.repeat(np.arange(len(rows), dtype=np.int32), num_columns)
+        starts[:] = np.arange(len(rows) + 1, dtype=np.int32) * num_columns
+        host_counts[:] = counts
+        np.add(starts[:-1], host_counts, out=ends)
+        for index, (row, count) in enumerate(zip(rows, counts, strict=True)):
+            part = slice(index * num_columns, (index + 1) * num_columns)
+            token_ids[part] = row.token_ids[0]
+            token_ids[part.start : part.start + count] = row.token_ids[:count]
+            ordinals[part] = np.where(steps < count, row.start + steps, -1)
+            first = row.start if row.positions is None else row.positions[:, :1]
+            positions[:, part] = first + steps
+            reads[index], writes[index] = row.read_slot, row.write_slot
+            limits[index] = row.page_table.size * PAGE_TOKENS
+            self._write_table(index, row.page_table)
+        size = sum(-(-view.nbytes // 256) * 256 for view in views)
+        self._driver.upload(self._memory.block.address, self._block[:size])
+
+    def _views(self, num_rows: int, num_columns: int) -> list[IntArray]:
+        """The host's arrays, as far from each other as the device's."""
+        places = _carve(Arena(), num_rows, num_columns)
+        words: IntArray = self._block.view(np.int32)
+        return [
+            words[place.address // 4 : (place.address + place.num_bytes) // 4].reshape(place.shape)
+            for place in places
+        ]
+
+    def _write_table(self, index: int, page_table: IntArray) -> None:
+        entries = page_table.tobytes()
+        if self._known[index].startswith(entries):
+            return
+        self._known[index] = entries
+        table = self._tables[index, : page_table.size]
+        table[:] = page_table
+        self._driver.upload(self._memory.page_tables.index(index).address, table)

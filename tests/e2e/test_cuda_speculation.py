@@ -1,0 +1,101 @@
+"""Drafts on the device change nothing: tokens, log probabilities, texts and ends of plain decoding
+there, with every setting, whoever drafts and however much of it is right."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from ninfer.engine.core import Engine
+from ninfer.engine.speculation.drafter import MakeDrafter
+from ninfer.engine.speculation.row_drafter import RowDrafter
+from ninfer.options import EngineOptions
+from ninfer.program.cuda_loader import load_cuda
+from ninfer.program.program import ModelProgram
+from tests.e2e.test_speculation import VOCAB_SIZE, requests, shown
+from tests.helpers.cuda_models import require_device
+from tests.helpers.guided_rig import (
+    MAX_CONTEXT,
+    GuidedAnswer,
+    GuidedModel,
+    answers,
+    load_guided_model,
+)
+from tests.helpers.oracle_drafter import oracles
+
+pytestmark = pytest.mark.gpu
+
+OPTIONS = EngineOptions(
+    executor="cuda",
+    weights="bf16",
+    max_concurrency=4,
+    max_context=MAX_CONTEXT,
+    memory_budget=4 << 30,
+    host_cache_bytes=64 << 20,
+    prefill_chunk=128,
+)
+
+
+@asynccontextmanager
+async def engine_on_device(
+    model: GuidedModel, make_drafter: MakeDrafter = RowDrafter, **options: object
+) -> AsyncIterator[Engine]:
+    require_device()
+    chosen = dataclasses.replace(OPTIONS, **options)  # type: ignore[arg-type]
+    built = load_cuda(model.source, chosen, lambda *_: None)
+    program = ModelProgram(model.source.config, built.executor, built.plan.memory.capacity)
+    engine = Engine(program, max_pending=256, queue_timeout_s=600.0, make_drafter=make_drafter)
+    await engine.start()
+    try:
+        yield engine
+        program.check()
+    finally:
+        await engine.aclose()
+
+
+@pytest.fixture(scope="module")
+def model() -> GuidedModel:
+    return load_guided_model()
+
+
+@pytest.fixture(scope="module")
+def plain(model: GuidedModel) -> list[GuidedAnswer]:
+    async def ask() -> list[GuidedAnswer]:
+        async with engine_on_device(model) as engine:
+            return await answers(engine, await requests(model))
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize(("draft_tokens", "lanes"), [(1, 2), (3, 4), (8, 8)])
+@pytest.mark.parametrize("spec", ["ngram", "mtp"])
+async def test_random_drafts_change_nothing(
+    model: GuidedModel, plain: list[GuidedAnswer], spec: str, draft_tokens: int, lanes: int
+) -> None:
+    """They know what is coming and are wrong from some place on; with mtp every other one is its
+    proposal."""
+    drafters = oracles(
+        lambda request: plain[request.sampling.seed].token_ids, VOCAB_SIZE, draft_tokens
+    )
+    async with engine_on_device(
+        model, drafters, spec=spec, draft_tokens=draft_tokens, max_concurrency=lanes
+    ) as engine:
+        assert shown(await answers(engine, await requests(model))) == shown(plain)
+        drafts = engine.metrics.drafts
+        assert drafts.accepted_at[draft_tokens - 1] > 0
+        assert drafts.accepted_total < drafts.drafted_total
+
+
+@pytest.mark.parametrize("spec", ["ngram", "mtp"])
+async def test_the_own_drafter_changes_nothing(
+    model: GuidedModel, plain: list[GuidedAnswer], spec: str
+) -> None:
+    async with engine_on_device(model, spec=spec) as engine:
+        assert shown(await answers(engine, await requests(model))) == shown(plain)
+        drafts = engine.metrics.drafts
+        print(f"{spec}: {drafts.accepted_total} of {drafts.drafted_total} accepted")
+        assert drafts.accepted_total > 0
