@@ -1,0 +1,90 @@
+"""Sequences on a CPU executor with an MTP module: rounds that ask for proposals, and their bits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from ninfer.contract.arrays import Float32Array
+from ninfer.contract.model import ModelSource
+from ninfer.contract.units import PAGE_TOKENS, RowOutput, UnitRow
+from ninfer.program.executors.cpu import CpuExecutor
+from ninfer.program.executors.cpu_mtp import MtpModel
+from tests.helpers import executor_driver as driver
+from tests.helpers.executor_driver import DrivenSequence
+
+
+def read_all(source: ModelSource) -> dict[str, Float32Array]:
+    """Weights of the text model and its MTP module."""
+    return {
+        item.name: array
+        for component in ("text", "mtp")
+        for item, array in source.read_float32(component)
+    }
+
+
+def build_executor(
+    source: ModelSource, weights: Mapping[str, Float32Array] | None = None
+) -> CpuExecutor:
+    """As driver.build_executor, with the module."""
+    weights = read_all(source) if weights is None else weights
+    return CpuExecutor(
+        source.config,
+        weights,
+        driver.default_capacity(),
+        draft_model=MtpModel(source.config, weights),
+        num_threads=1,
+    )
+
+
+def asking_row(
+    target: DrivenSequence, token_id: int, draft: Sequence[int], num_proposed: int
+) -> UnitRow:
+    """The next input with a draft behind it, and pages for what is proposed."""
+    row = driver.draft_row(target, token_id, draft)
+    stop = row.start + row.token_ids.size + num_proposed
+    return dataclasses.replace(
+        row,
+        num_proposed=num_proposed,
+        page_table=target.pages[: -(-stop // PAGE_TOKENS)],
+    )
+
+
+async def run_round(
+    executor: CpuExecutor,
+    targets: Sequence[DrivenSequence],
+    token_ids: Sequence[int],
+    drafts: Sequence[Sequence[int]],
+    num_proposed: int = 3,
+) -> list[RowOutput]:
+    """One round of every target; it takes all that it produced."""
+    rows = tuple(
+        asking_row(target, token_id, draft, num_proposed)
+        for target, token_id, draft in zip(targets, token_ids, drafts, strict=True)
+    )
+    outputs = await executor.verify(rows)
+    for target, row, output in zip(targets, rows, outputs, strict=True):
+        driver.taken(output)
+        target.advance(row.token_ids[: len(output.tokens)].tolist())
+    return list(outputs)
+
+
+def ids_of(output: RowOutput) -> list[int]:
+    return [token.token_id for token in output.tokens]
+
+
+async def generate(executor: CpuExecutor, target: DrivenSequence, first: int, count: int) -> None:
+    """Feed `count` tokens, of which `first` came from the prefill, one by one without drafts."""
+    newest = first
+    for _ in range(count):
+        (output,) = await run_round(executor, [target], [newest], [()], 0)
+        newest = driver.taken(output).token_id
+
+
+def draft_image(executor: CpuExecutor, target: DrivenSequence) -> list[bytes]:
+    """All bits that the module keeps of a sequence."""
+    memory, stop = executor.memory, target.frontier
+    pages = target.pages[: -(-stop // PAGE_TOKENS)]
+    pools = (*memory.draft_k_pages, *memory.draft_v_pages)
+    keys = [pool[pages].reshape(-1, *pool.shape[2:])[:stop].tobytes() for pool in pools]
+    return [*keys, memory.hidden[target.slot].tobytes()]
