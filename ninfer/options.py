@@ -195,12 +195,19 @@ class EngineOptions:
         "none",
         "speculative decoding: tokens are guessed and several checked in one step, with the same"
         " answers; ngram guesses what followed the same words earlier in prompt and answer, mtp"
-        " also asks the model's own MTP module; on the CPU",
-        choices=("none", "ngram", "mtp"),
+        " also asks the model's own MTP module, dflash a --draft-model (on the CPU)",
+        choices=("none", "ngram", "mtp", "dflash"),
+    )
+    draft_model: str | None = option(
+        None,
+        "directory of the DFlash or DFlash2 draft model, for --spec dflash",
+        parse=parse_name,
+        metavar="PATH",
     )
     draft_tokens: int | None = option(
         None,
-        "most tokens that one sequence guesses at once, with --spec; default 7, with mtp 3",
+        "most tokens that one sequence guesses at once, with --spec; default 7, with mtp 3, with"
+        " dflash what the draft model was trained for",
         parse=parse_int(1, 8),
         metavar="N",
     )

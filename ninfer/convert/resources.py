@@ -59,6 +59,15 @@ def parse_resources(files: Mapping[str, bytes], folder: Path) -> FrontendResourc
     )
 
 
+def num_token_ids(tokenizer_json: bytes) -> int:
+    """One more than the largest token id of a tokenizer file that loads; 0 without tokens."""
+    document = parse_object(tokenizer_json, Path(TOKENIZER))
+    vocabulary = Fields(Path(TOKENIZER), document).child("model").child("vocab").values
+    added = [token.get("id") for token in document.get("added_tokens") or ()]
+    ids = [token_id for token_id in (*vocabulary.values(), *added) if isinstance(token_id, int)]
+    return max(ids, default=-1) + 1
+
+
 def _chat_template(
     files: Mapping[str, bytes],
     documents: Mapping[str, dict[str, Any]],

@@ -19,9 +19,11 @@ from ninfer.contract.model import ModelConfig, ModelSource
 from ninfer.contract.units import Capacity, Executor, MemoryPlan
 from ninfer.options import EngineOptions, flag_of
 from ninfer.program import host_cpus, host_memory, memory_costs
+from ninfer.program.dflash_loading import DflashDraft, open_dflash_draft, with_draft_tokens
 from ninfer.program.draft_choice import components_of, has_draft_model
 from ninfer.program.executors.cpu import CpuExecutor
-from ninfer.program.executors.cpu_memory import NO_DRAFT_SHAPE, DraftShape
+from ninfer.program.executors.cpu_draft import DraftModel
+from ninfer.program.executors.cpu_memory import NO_DRAFT_SHAPE
 from ninfer.program.executors.cpu_mtp import MtpModel, mtp_shape
 from ninfer.program.model_fingerprint import model_fingerprint
 from ninfer.program.planner import plan_memory
@@ -41,30 +43,33 @@ _GPU_SETTINGS: Final[Mapping[str, object]] = {
 def load_program(
     source: ModelSource, options: EngineOptions, progress: Callable[[str, int, int], None]
 ) -> tuple[ModelProgram, MemoryPlan]:
-    """Load the text component, and the MTP module with `--spec mtp`; may run in a thread.
+    """Load the text component, and with `--spec` its MTP module or a draft model; may run in a
+    thread.
 
     `progress(stage, done_bytes, total_bytes)` is called with stage "weights", first with nothing
     done and after each object. Raises OptionError (executor, memory, context, speculation,
     cache folder), ModelFileError and DeviceError.
     """
+    draft = open_dflash_draft(source, options)
     if _takes_cuda(options):
         from ninfer.program.cuda_loader import load_cuda
 
         built = load_cuda(source, options, progress)
         numbers = f"cuda {built.plan.weight_format} {built.plan.kv_dtype}"
         return _make_program(source, options, built.executor, built.plan.memory, numbers)
-    executor, plan = _load_cpu(source, options, progress)
-    return _make_program(source, options, executor, plan, "cpu float32")
+    executor, plan = _load_cpu(source, options, progress, draft)
+    return _make_program(source, options, executor, plan, "cpu float32", draft)
 
 
 def plan_model(source: ModelSource, options: EngineOptions) -> MemoryPlan:
-    """The plan `load_program` would follow now, without reading a weight. Raises OptionError and
-    DeviceError."""
+    """The plan `load_program` would follow now, without reading a weight. Raises OptionError,
+    DeviceError, and ModelFileError for a draft model."""
+    draft = open_dflash_draft(source, options)
     if _takes_cuda(options):
         from ninfer.program.cuda_loader import plan_cuda
 
         return plan_cuda(source, options)
-    return _plan_cpu(source, options)
+    return _plan_cpu(source, options, draft)
 
 
 def _takes_cuda(options: EngineOptions) -> bool:
@@ -96,17 +101,26 @@ def _takes_cuda(options: EngineOptions) -> bool:
 
 
 def _load_cpu(
-    source: ModelSource, options: EngineOptions, progress: Callable[[str, int, int], None]
+    source: ModelSource,
+    options: EngineOptions,
+    progress: Callable[[str, int, int], None],
+    draft: DflashDraft | None,
 ) -> tuple[Executor, MemoryPlan]:
-    plan = _plan_cpu(source, options)
+    plan = _plan_cpu(source, options, draft)
     components = components_of(source.config, options)
     weights: dict[str, Float32Array] = {}
+    draft_model: DraftModel | None = None
     with ExitStack() as undo:
         undo.callback(weights.clear)
         try:
-            for name, array in read_weights(source, progress, components):
+            target_progress = progress if draft is None else draft.behind(progress)
+            for name, array in read_weights(source, target_progress, components):
                 weights[name] = array
-            executor = _cpu_executor(source.config, weights, plan.capacity, options)
+            if draft is not None:
+                draft_model = draft.load(progress, plan.weights_bytes - draft.weights_bytes)
+            elif options.spec == "mtp":
+                draft_model = MtpModel(source.config, weights)
+            executor = _cpu_executor(source.config, weights, plan.capacity, options, draft_model)
         except MemoryError as error:
             raise OptionError(
                 flag_of("memory_budget"),
@@ -117,12 +131,17 @@ def _load_cpu(
 
 
 def _make_program(
-    source: ModelSource, options: EngineOptions, executor: Executor, plan: MemoryPlan, numbers: str
+    source: ModelSource,
+    options: EngineOptions,
+    executor: Executor,
+    plan: MemoryPlan,
+    numbers: str,
+    draft: DflashDraft | None = None,
 ) -> tuple[ModelProgram, MemoryPlan]:
     """The Program over an executor, which it owns; on an error the executor is closed."""
     with ExitStack() as undo:
         undo.callback(executor.close)
-        disk = _open_disk(source, options, executor, plan, numbers)
+        disk = _open_disk(source, options, executor, plan, numbers, draft)
         if disk is not None:
             undo.callback(disk.close)
         program = ModelProgram(source.config, executor, plan.capacity, disk)
@@ -131,7 +150,12 @@ def _make_program(
 
 
 def _open_disk(
-    source: ModelSource, options: EngineOptions, executor: Executor, plan: MemoryPlan, numbers: str
+    source: ModelSource,
+    options: EngineOptions,
+    executor: Executor,
+    plan: MemoryPlan,
+    numbers: str,
+    draft: DflashDraft | None,
 ) -> DiskStore | None:
     if options.cache_dir is None:
         return None
@@ -143,6 +167,8 @@ def _open_disk(
     try:
         if has_draft_model(options):
             numbers = f"{numbers} {options.spec}"
+        if draft is not None:
+            numbers = f"{numbers} {draft.fingerprint()}"
         fingerprint = model_fingerprint(source, numbers)
         layout = DiskLayout(fingerprint, block_bytes, num_state_blocks)
         return DiskStore(Path(options.cache_dir), options.cache_dir_bytes, layout)
@@ -152,7 +178,7 @@ def _open_disk(
         ) from error
 
 
-def _plan_cpu(source: ModelSource, options: EngineOptions) -> MemoryPlan:
+def _plan_cpu(source: ModelSource, options: EngineOptions, draft: DflashDraft | None) -> MemoryPlan:
     available = host_memory.available_bytes()
     if available is None:
         available = options.memory_budget
@@ -161,18 +187,28 @@ def _plan_cpu(source: ModelSource, options: EngineOptions) -> MemoryPlan:
             flag_of("memory_budget"), "needed here: the system does not say what memory is free"
         )
     components = components_of(source.config, options)
+    weights_bytes = memory_costs.weights_bytes_of(source.objects, components)
+    if draft is not None:
+        options = with_draft_tokens(options, draft)
+        weights_bytes += draft.weights_bytes
     return plan_memory(
         source.config,
         options,
-        weights_bytes=memory_costs.weights_bytes_of(source.objects, components),
+        weights_bytes=weights_bytes,
         available_bytes=available,
         host_bytes=available,
-        costs=memory_costs.CpuCosts(source.config, _draft_shape(source.config, components)),
+        costs=_cpu_costs(source.config, components, draft),
     )
 
 
-def _draft_shape(config: ModelConfig, components: Sequence[str]) -> DraftShape:
-    return mtp_shape(config) if "mtp" in components else NO_DRAFT_SHAPE
+def _cpu_costs(
+    config: ModelConfig, components: Sequence[str], draft: DflashDraft | None
+) -> memory_costs.CpuCosts:
+    if draft is not None:
+        return draft.costs(config)
+    return memory_costs.CpuCosts(
+        config, mtp_shape(config) if "mtp" in components else NO_DRAFT_SHAPE
+    )
 
 
 def _cpu_executor(
@@ -180,7 +216,7 @@ def _cpu_executor(
     weights: Mapping[str, Float32Array],
     capacity: Capacity,
     options: EngineOptions,
+    draft_model: DraftModel | None,
 ) -> Executor:
     num_threads = options.cpu_threads or host_cpus.default_threads(host_cpus.usable_cpus())
-    draft_model = MtpModel(config, weights) if options.spec == "mtp" else None
     return CpuExecutor(config, weights, capacity, draft_model=draft_model, num_threads=num_threads)

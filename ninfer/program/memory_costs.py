@@ -26,7 +26,7 @@ from ninfer.program.executors.cpu_memory import (
     slot_values,
 )
 
-_FLOAT32_BYTES: Final = 4
+FLOAT32_BYTES: Final = 4
 _CACHE_BYTES: Final = 48 << 20
 """On this executor a tier is worth little: prefill is slow, but so few tokens are."""
 _SAMPLER_BYTES: Final = 40
@@ -89,10 +89,10 @@ class CpuCosts:
         return min(host_bytes // 16, _CACHE_BYTES)
 
     def page_bytes(self) -> int:
-        return page_values(self.config, self.draft) * _FLOAT32_BYTES
+        return page_values(self.config, self.draft) * FLOAT32_BYTES
 
     def slot_bytes(self) -> int:
-        return slot_values(self.config, self.draft) * _FLOAT32_BYTES
+        return slot_values(self.config, self.draft) * FLOAT32_BYTES
 
     def workspace_bytes(self, capacity: Capacity) -> Mapping[str, int]:
         chunk = capacity.prefill_chunk
@@ -115,7 +115,7 @@ class CpuCosts:
             return {}
         num_tokens = max(min(capacity.prefill_chunk, PASS_TOKENS), lanes)
         values = 7 * num_tokens * self.config.hidden_size
-        return {"draft_bytes": values * _FLOAT32_BYTES}
+        return {"draft_bytes": values * FLOAT32_BYTES}
 
 
 def weights_bytes_of(
@@ -126,14 +126,14 @@ def weights_bytes_of(
 
 
 def object_bytes(item: ModelObject) -> int:
-    return prod(item.shape) * _FLOAT32_BYTES
+    return prod(item.shape) * FLOAT32_BYTES
 
 
 def logits_bytes(config: ModelConfig, *, prefill_chunk: int, max_concurrency: int) -> int:
     """Logits of a scored chunk (its passes, then joined) or of a sampled decode batch, whichever is
     more."""
-    scored = 2 * prefill_chunk * _FLOAT32_BYTES
-    sampled = max_concurrency * _FLOAT32_BYTES + _SAMPLER_BYTES
+    scored = 2 * prefill_chunk * FLOAT32_BYTES
+    sampled = max_concurrency * FLOAT32_BYTES + _SAMPLER_BYTES
     return config.vocab_size * max(scored, sampled)
 
 
@@ -148,7 +148,7 @@ def activation_bytes(
         0 if config.gdn is None else _gdn_values(config.gdn, num_tokens),
         _mlp_values(config, num_tokens),
     )
-    return (3 * num_tokens * config.hidden_size + widest) * _FLOAT32_BYTES
+    return (3 * num_tokens * config.hidden_size + widest) * FLOAT32_BYTES
 
 
 def _attention_values(config: ModelConfig, num_tokens: int, num_keys: int) -> int:

@@ -9,16 +9,27 @@ one trained or quantised anew cannot), names and paths, templates (checkpoints a
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
-from ninfer.contract.model import ModelSource
+from ninfer.contract.model import StoredTensor
 
 SAMPLES: Final = 64
 SAMPLE_BYTES: Final = 1 << 16
 
 
-def model_fingerprint(source: ModelSource, numbers: str) -> str:
+class Fingerprinted(Protocol):
+    """A model, or a draft model."""
+
+    @property
+    def config(self) -> object: ...
+
+    @property
+    def tensors(self) -> Sequence[StoredTensor]: ...
+
+
+def model_fingerprint(source: Fingerprinted, numbers: str) -> str:
     """32 hex digits. `numbers` names the executor and its formats. Raises OSError."""
     digest = hashlib.sha256(f"{numbers}\n{source.config!r}\n".encode())
     for tensor in source.tensors:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from ninfer.program import host_memory
 from ninfer.program.executors import cuda_device
 from ninfer.program.executors.cuda_device import unusable_reason
 from ninfer.program.loader import load_program, plan_model
+from tests.helpers.dflash_checkpoints import DflashSpec, write_dflash
 from tests.helpers.model_paths import GOLDEN, golden_model
 from tests.helpers.program_driver import decode, prefill
 
@@ -179,10 +181,11 @@ def test_threads_of_the_cpu_are_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch
         plan_model(open_model(golden_model(CASE)), EngineOptions(cpu_threads=2))
 
 
-def test_drafts_are_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draft_models_are_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(cuda_device, "unusable_reason", lambda _index=0: None)
-    with pytest.raises(OptionError, match="--spec: ngram is for the CPU so far, and here the mod"):
-        plan_model(open_model(golden_model(CASE)), EngineOptions(spec="ngram"))
+    options = EngineOptions(spec="dflash", draft_model=str(write_dflash(tmp_path, DflashSpec())))
+    with pytest.raises(OptionError, match="--spec: dflash is for the CPU so far, and here the mod"):
+        plan_model(open_model(golden_model("qwen3_5-dense")), options)
 
 
 def test_drafts_have_a_length_and_take_memory_for_logits() -> None:
