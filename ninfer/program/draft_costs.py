@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -22,29 +22,34 @@ from ninfer.contract.arrays import IntArray
 from ninfer.contract.sampling import SamplingParams
 from ninfer.contract.units import ROOT_SLOT, Capacity, Executor, SampleRow, UnitRow
 
+_Times: TypeAlias = Mapping[int, Mapping[int, float]]
+
 LONGEST_S: Final = 0.3
 """No step is begun that would probably end later than so long after the first."""
+_TILE: Final = 8
+"""Inputs that take about as long as one: products go by tiles, on either executor."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowCosts:
     """Steps of `num_rows` rows.
 
-    steps      (inputs in all rows together, time), both ascending, at least one
-    proposal   what one proposed token for every row adds
+    steps       (inputs in all rows together, time), both ascending, at least one
+    proposals   (proposed tokens of every row, what they add), both ascending, from (0, 0) on
     """
 
     num_rows: int
     steps: tuple[tuple[int, float], ...]
-    proposal: float = 0.0
+    proposals: tuple[tuple[int, float], ...] = ((0, 0.0),)
 
     def step(self, num_columns: int) -> float:
-        """The time of the next larger step that is known; behind the last, in proportion."""
+        """The time of the next larger step that is known; behind the last, in proportion as far as
+        there is another tile."""
         place = bisect_left(self.steps, (num_columns, 0.0))
         if place < len(self.steps):
             return self.steps[place][1]
         most, longest = self.steps[-1]
-        return longest * num_columns / most
+        return longest * max(1.0, num_columns / max(most, _TILE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +59,18 @@ class MeasuredCosts:
     rows: tuple[RowCosts, ...]
 
     def step(self, num_rows: int, num_columns: int) -> float:
-        return self._of(num_rows).step(num_columns)
+        """Behind the last step of so many rows, what fewer rows with as many inputs say counts, if
+        it is less."""
+        own = self._of(num_rows)
+        most, longest = own.steps[-1]
+        if num_columns <= most:
+            return own.step(num_columns)
+        fewer = (item for item in self.rows if item.num_rows <= own.num_rows)
+        return max(longest, min(item.step(num_columns) for item in fewer))
 
     def proposals(self, num_rows: int, num_tokens: int) -> float:
-        return self._of(num_rows).proposal * num_tokens
+        sizes, times = zip(*self._of(num_rows).proposals, strict=True)
+        return float(np.interp(num_tokens, sizes, times))
 
     def _of(self, num_rows: int) -> RowCosts:
         place = bisect_left(self.rows, num_rows, key=lambda item: item.num_rows)
@@ -76,8 +89,9 @@ async def measure(
     meter = _Meter(executor, clock)
     # The first step of all warms up.
     await meter.time(1, 1)
-    started, steps = clock(), {1: {1: await meter.time(1, 1)}}
-    proposals: dict[int, float] = {}
+    started = clock()
+    steps = {1: {1: await meter.time(1, 1)}}
+    proposals: dict[int, dict[int, float]] = {}
     for num_rows, width, num_proposed in _shapes(executor, capacity):
         expected_s = costs_of(steps, proposals).step(num_rows, num_rows * width)
         if clock() - started + expected_s > longest_s:
@@ -86,21 +100,26 @@ async def measure(
         if num_proposed == 0:
             steps.setdefault(num_rows, {})[num_rows * width] = taken_s
         elif num_rows in steps:
-            plain_s = steps[num_rows][num_rows]
-            proposals[num_rows] = max(0.0, taken_s - plain_s) / num_proposed
+            added_s = taken_s - steps[num_rows][num_rows]
+            proposals.setdefault(num_rows, {})[num_proposed] = max(0.0, added_s)
     return costs_of(steps, proposals)
 
 
-def costs_of(steps: dict[int, dict[int, float]], proposals: dict[int, float]) -> MeasuredCosts:
-    """From the times of steps by rows and inputs, and of a proposal by rows. A larger step is no
-    faster than a smaller one, whatever the clock said."""
-    rows, proposal = [], 0.0
+def costs_of(steps: _Times, proposals: _Times) -> MeasuredCosts:
+    """From the times of steps by rows and inputs, and of what proposals add by rows and tokens.
+    What is larger is no faster, whatever the clock said."""
+    rows: list[RowCosts] = []
+    added: tuple[tuple[int, float], ...] = ((0, 0.0),)
     for num_rows in sorted(steps):
-        sizes = sorted(steps[num_rows])
-        times = accumulate((steps[num_rows][size] for size in sizes), max)
-        proposal = proposals.get(num_rows, proposal)
-        rows.append(RowCosts(num_rows, tuple(zip(sizes, times, strict=True)), proposal))
+        if num_rows in proposals:
+            added = _rising({0: 0.0, **proposals[num_rows]})
+        rows.append(RowCosts(num_rows, _rising(steps[num_rows]), added))
     return MeasuredCosts(tuple(rows))
+
+
+def _rising(times: Mapping[int, float]) -> tuple[tuple[int, float], ...]:
+    sizes = sorted(times)
+    return tuple(zip(sizes, accumulate((times[size] for size in sizes), max), strict=True))
 
 
 def _shapes(executor: Executor, capacity: Capacity) -> list[tuple[int, int, int]]:
@@ -111,11 +130,16 @@ def _shapes(executor: Executor, capacity: Capacity) -> list[tuple[int, int, int]
         most_rows = min(most_rows, capacity.num_slots - 1)
     longest = capacity.max_draft_tokens
     row_counts = list(dict.fromkeys((1, most_rows, *_powers(2, most_rows))))
-    widths = list(dict.fromkeys((1, longest + 1, *_powers(2, longest))))
-    ends = [(num_rows, width, 0) for num_rows in row_counts[:2] for width in widths[:2]]
-    proposals = [(num_rows, 1, longest) for num_rows in row_counts[:2]]
-    others = [(num_rows, width, 0) for num_rows in row_counts for width in widths]
-    order = [*ends, *(proposals if executor.has_draft_model else ()), *others]
+    widths = list(dict.fromkeys((*_powers(1, longest), longest + 1)))
+    proposals = [(num_rows, 1, count) for count in (longest, 1) for num_rows in row_counts[:2]]
+    order = [
+        (1, longest + 1, 0),
+        (most_rows, 1, 0),
+        *(proposals[:2] if executor.has_draft_model else ()),
+        *((most_rows, width, 0) for width in widths),
+        *(proposals[2:] if executor.has_draft_model else ()),
+        *((num_rows, width, 0) for num_rows in row_counts for width in widths),
+    ]
     return [shape for shape in dict.fromkeys(order) if shape != (1, 1, 0)]
 
 

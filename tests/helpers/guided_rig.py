@@ -21,6 +21,7 @@ from ninfer.contract.chat import (
     GenerationParams,
     TextPart,
 )
+from ninfer.contract.drafting import DraftCosts
 from ninfer.contract.errors import NInferError
 from ninfer.contract.generation import (
     CallMark,
@@ -40,6 +41,7 @@ from ninfer.engine.speculation.row_drafter import RowDrafter
 from ninfer.frontend.frontend import ModelFrontend
 from ninfer.options import SamplingOptions
 from ninfer.program.executors.cpu import CpuExecutor
+from ninfer.program.executors.cpu_mtp import MtpModel
 from ninfer.program.program import ModelProgram
 from ninfer.program.weight_reader import read_weights
 
@@ -77,7 +79,9 @@ class GuidedModel:
         num_pages: int = 64,
         host_blocks: int = 0,
         draft_tokens: int = 0,
+        has_draft_model: bool = False,
         make_drafter: MakeDrafter = RowDrafter,
+        draft_costs: DraftCosts | None = None,
     ) -> AsyncIterator[Engine]:
         capacity = Capacity(
             max_concurrency=lanes,
@@ -87,10 +91,21 @@ class GuidedModel:
             prefill_chunk=128,
             num_host_blocks=host_blocks,
             max_draft_tokens=draft_tokens,
+            has_draft_model=has_draft_model,
         )
-        executor = CpuExecutor(self.source.config, self.weights, capacity, num_threads=1)
-        program = ModelProgram(self.source.config, executor, capacity)
-        engine = Engine(program, max_pending=256, queue_timeout_s=600.0, make_drafter=make_drafter)
+        config = self.source.config
+        draft_model = MtpModel(config, self.weights) if has_draft_model else None
+        executor = CpuExecutor(
+            config, self.weights, capacity, draft_model=draft_model, num_threads=1
+        )
+        program = ModelProgram(config, executor, capacity)
+        engine = Engine(
+            program,
+            max_pending=256,
+            queue_timeout_s=600.0,
+            make_drafter=make_drafter,
+            draft_costs=draft_costs,
+        )
         await engine.start()
         try:
             yield engine
@@ -117,7 +132,10 @@ class GuidedModel:
 
 def load_guided_model() -> GuidedModel:
     source = open_named_model(None)
-    weights = {name: np.array(array) for name, array in read_weights(source, lambda *_: None)}
+    weights = {
+        name: np.array(array)
+        for name, array in read_weights(source, lambda *_: None, ("text", "mtp"))
+    }
     frontend = ModelFrontend(source.config, source.resources, SamplingOptions())
     return GuidedModel(source, weights, frontend.for_context(MAX_CONTEXT))
 

@@ -73,10 +73,26 @@ async def test_steps_are_measured_and_others_read_off_the_next_larger() -> None:
     assert costs.proposals(4, 3) == 0.0
 
 
+async def test_what_had_no_time_is_read_off_fewer_rows() -> None:
+    """A step of a row and its longest draft was measured, of four rows none."""
+    costs, _ = await measured(capacity(), lambda rows, columns, _: 0.1 * -(-columns // 8), 0.25)
+    assert costs.step(4, 4) == pytest.approx(0.1)
+    assert costs.step(4, 8) == pytest.approx(0.1)
+    assert 0.1 < costs.step(4, 16) < 0.25
+
+
 async def test_the_border_of_a_tile_shows() -> None:
     costs, _ = await measured(capacity(draft_tokens=8), tiles)
     assert costs.step(1, 8) < 1.5 * costs.step(1, 1)
     assert costs.step(1, 9) > 1.5 * costs.step(1, 8)
+
+
+async def test_proposals_of_a_block_cost_the_same_however_many() -> None:
+    def block(num_rows: int, num_columns: int, num_proposed: int) -> float:
+        return 0.01 + (0.004 if num_proposed else 0.0)
+
+    costs, _ = await measured(capacity(has_draft_model=True), block)
+    assert [costs.proposals(1, count) for count in range(8)] == pytest.approx([0.0, *[0.004] * 7])
 
 
 async def test_proposals_are_measured_where_there_is_a_draft_model() -> None:
