@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from ninfer.contract.arrays import Float32Array
-from ninfer.contract.model import ModelSource
-from ninfer.contract.units import PAGE_TOKENS, RowOutput, UnitRow
+from ninfer.contract.arrays import Float32Array, IntArray
+from ninfer.contract.model import ModelConfig, ModelSource
+from ninfer.contract.units import PAGE_TOKENS, Capacity, RowOutput, UnitRow
 from ninfer.program.executors.cpu import CpuExecutor
+from ninfer.program.executors.cpu_memory import CpuMemory
 from ninfer.program.executors.cpu_mtp import MtpModel
 from tests.helpers import executor_driver as driver
 from tests.helpers.executor_driver import DrivenSequence
@@ -83,8 +84,38 @@ async def generate(executor: CpuExecutor, target: DrivenSequence, first: int, co
 
 def draft_image(executor: CpuExecutor, target: DrivenSequence) -> list[bytes]:
     """All bits that the module keeps of a sequence."""
-    memory, stop = executor.memory, target.frontier
-    pages = target.pages[: -(-stop // PAGE_TOKENS)]
+    pages = target.pages[: -(-target.frontier // PAGE_TOKENS)]
+    return image_of(executor.memory, pages, target.frontier, target.slot)
+
+
+class WatchedMtp(CpuExecutor):
+    """Notes what the module keeps of a sequence at each frontier of a verify unit; of one text it
+    has to be the same each time.
+
+    images   by cache ordinal of a row's first input: bits of all keys and values below it and of
+             the StateImage there
+    """
+
+    def __init__(
+        self, config: ModelConfig, weights: Mapping[str, Float32Array], capacity: Capacity
+    ) -> None:
+        super().__init__(
+            config, weights, capacity, draft_model=MtpModel(config, weights), num_threads=1
+        )
+        self.config = config
+        self.images: dict[int, list[bytes]] = {}
+
+    async def verify(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
+        outputs = await super().verify(rows)
+        for row in rows:
+            pages = row.page_table[: -(-row.start // PAGE_TOKENS)]
+            image = image_of(self.memory, pages, row.start, row.read_slot)
+            assert self.images.setdefault(row.start, image) == image
+        return outputs
+
+
+def image_of(memory: CpuMemory, pages: IntArray, stop: int, slot: int) -> list[bytes]:
+    """All bits that the module keeps of a sequence of `stop` tokens."""
     pools = (*memory.draft_k_pages, *memory.draft_v_pages)
     keys = [pool[pages].reshape(-1, *pool.shape[2:])[:stop].tobytes() for pool in pools]
-    return [*keys, memory.hidden[target.slot].tobytes()]
+    return [*keys, memory.hidden[slot].tobytes()]

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import numpy as np
 
-from ninfer.contract.program import PendingBatch, Program, SequenceHandle, SequenceSpec
+from ninfer.contract.cache import CheckpointId
+from ninfer.contract.program import (
+    PendingBatch,
+    Program,
+    SequenceHandle,
+    SequenceSpec,
+    TransferKind,
+)
 from ninfer.contract.prompt import PreparedPrompt
 from ninfer.contract.sampling import SamplingParams
 from tests.helpers.fake_executor import expected_tokens
@@ -66,6 +74,16 @@ async def prefill(
         program.check()
         if token is not None:
             return token
+
+
+async def move(program: Program, kind: TransferKind, checkpoint: CheckpointId) -> None:
+    """A whole transfer of a checkpoint."""
+    transfer = program.begin_transfer(kind, checkpoint)
+    assert transfer is not None
+    done = asyncio.Event()
+    transfer.add_done_callback(done.set)
+    await done.wait()
+    assert program.settle_transfer(transfer)
 
 
 async def decode(

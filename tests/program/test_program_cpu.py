@@ -19,15 +19,18 @@ from ninfer.options import EngineOptions
 from ninfer.program.loader import load_program
 from ninfer.program.program import ModelProgram
 from tests.helpers.model_paths import golden_model
-from tests.helpers.program_driver import prefill, spec_of
+from tests.helpers.program_driver import move, prefill, spec_of
 
 SAMPLING = SamplingParams(temperature=1.0, seed=3, repetition_penalty=1.2, top_logprobs=8)
 
 
-@pytest.fixture(params=["qwen3_5-moe", "qwen3-dense"])
+@pytest.fixture(params=[("qwen3_5-moe", "none"), ("qwen3-dense", "none"), ("qwen3_5-moe", "mtp")])
 def program(request: pytest.FixtureRequest) -> Iterator[ModelProgram]:
-    source = open_model(golden_model(request.param))
-    loaded, _ = load_program(source, EngineOptions(max_concurrency=2, max_context=256), _ignore)
+    """With an MTP module each step asks for proposals, which depend on all that it keeps."""
+    case, spec = request.param
+    source = open_model(golden_model(case))
+    options = EngineOptions(max_concurrency=2, max_context=256, spec=spec)
+    loaded, _ = load_program(source, options, _ignore)
     yield loaded
     loaded.close()
 
@@ -66,7 +69,13 @@ async def generate(
 def launch(program: ModelProgram, handle: SequenceHandle, num_tokens: int) -> PendingBatch:
     if program.frontier(handle) < 75:
         return program.launch_prefill(handle, num_tokens)
-    return program.launch_decode([handle])
+    return launch_step(program, handle)
+
+
+def launch_step(program: ModelProgram, handle: SequenceHandle) -> PendingBatch:
+    """The newest token alone draws, and is what may be guessed behind."""
+    asks = program.capacity.has_draft_model and program.num_replay_left(handle) == 0
+    return program.launch_decode([handle], num_proposed=[3 if asks else 0])
 
 
 async def test_aborted_units_leave_no_trace_in_the_bits(program: ModelProgram) -> None:
@@ -122,7 +131,7 @@ async def run(program: ModelProgram, handle: SequenceHandle, num_tokens: int) ->
     if program.frontier(handle) < LENGTH:
         batch = program.launch_prefill(handle, num_tokens)
     else:
-        batch = program.launch_decode([handle])
+        batch = launch_step(program, handle)
     (output,) = await outputs_of(program, batch)
     program.commit(batch, [0 if output.token is None else 1])
     program.check()
@@ -143,15 +152,6 @@ async def replay(program: ModelProgram, handle: SequenceHandle) -> None:
         frontier = program.frontier(handle)
         num_tokens = 1 if frontier >= LENGTH else BORDERS[0 if frontier == 0 else 1]
         assert (await run(program, handle, num_tokens)).token is None
-
-
-async def move(program: ModelProgram, kind: TransferKind, checkpoint: CheckpointId) -> None:
-    transfer = program.begin_transfer(kind, checkpoint)
-    assert transfer is not None
-    done = asyncio.Event()
-    transfer.add_done_callback(done.set)
-    await done.wait()
-    assert program.settle_transfer(transfer)
 
 
 async def checkpoint_at_the_border(program: ModelProgram) -> CheckpointId:
@@ -262,7 +262,7 @@ async def forced(program: ModelProgram, parts: tuple[int, ...]) -> list[RowOutpu
     outputs: list[RowOutput] = []
     while len(outputs) < 5:
         assert program.reserve_units(handle, 1)
-        batch = program.launch_decode([handle])
+        batch = launch_step(program, handle)
         (output,) = await outputs_of(program, batch)
         program.commit(batch, [0 if output.token is None else 1])
         if output.token is not None:
