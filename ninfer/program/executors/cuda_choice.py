@@ -57,13 +57,23 @@ class TokenChoice:
         sampler.queue_copy_out(len(samples))
         self._driver.mark(sampler.side)
 
-    async def fill_masks(self, samples: Sequence[SampleRow]) -> None:
-        """Into the sampler's host memory."""
-        loop, parts = asyncio.get_running_loop(), min(len(samples), MASK_THREADS)
-        fill = self._sampler.fill_masks
+    async def fill_masks(self, samples: Sequence[SampleRow], num_columns: int = 1) -> None:
+        """Into the sampler's host memory. `num_columns` neighbouring samples belong to one request,
+        whose masks may share what they are computed with: one thread fills them, in order."""
+        loop, requests = asyncio.get_running_loop(), range(len(samples) // num_columns)
+        parts = min(len(requests), MASK_THREADS)
         await asyncio.gather(
             *(
-                loop.run_in_executor(self._threads, fill, samples, part, parts)
+                loop.run_in_executor(
+                    self._threads,
+                    self._sampler.fill_masks,
+                    samples,
+                    [
+                        request * num_columns + column
+                        for request in requests[part::parts]
+                        for column in range(num_columns)
+                    ],
+                )
                 for part in range(parts)
             )
         )

@@ -152,10 +152,10 @@ class CudaSampler:
         size = num_rows * device_sampling.ROW.itemsize
         self._driver.upload(self._tensors.rows.address, self._sides[self.side].block[:size])
 
-    def fill_masks(self, samples: Sequence[SampleRow], part: int = 0, num_parts: int = 1) -> None:
-        """Fill the masks of the rows that have one, of every `num_parts`th row from `part` on; from
-        any thread, once nothing that was queued before copies masks any more."""
-        for index in range(part, len(samples), num_parts):
+    def fill_masks(self, samples: Sequence[SampleRow], rows: Sequence[int]) -> None:
+        """Fill the masks of these rows, if they have one, in this order; from any thread, once
+        nothing that was queued before copies masks any more."""
+        for index in rows:
             mask = samples[index].mask
             if mask is not None:
                 mask.fill(self._host_masks[index])
