@@ -11,8 +11,9 @@ from ninfer.contract.chat import ToolRules, ToolSpec
 from ninfer.frontend.constraints.json_schema import invalid, too_complex
 from ninfer.frontend.constraints.parameter_grammar import ParameterGrammar
 from ninfer.frontend.constraints.rule_set import RuleSet
-from ninfer.frontend.constraints.schema_cases import Case, Unenforceable, case_types, cases
+from ninfer.frontend.constraints.schema_cases import Case, case_types, cases
 from ninfer.frontend.constraints.schema_walk import path_of
+from ninfer.frontend.constraints.unenforceable import Unenforceable
 from ninfer.frontend.constraints.vocabulary import quoted
 from ninfer.frontend.tool_calls.call_format import XmlCallFormat
 from ninfer.frontend.tool_calls.parameter_types import DeclaredTools

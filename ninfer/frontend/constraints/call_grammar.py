@@ -19,6 +19,7 @@ from ninfer.frontend.constraints.grammar import Grammar
 from ninfer.frontend.constraints.json_schema import invalid, prepare_schema
 from ninfer.frontend.constraints.rule_set import RuleSet
 from ninfer.frontend.constraints.schema_walk import path_of
+from ninfer.frontend.constraints.unenforceable import Unenforceable
 from ninfer.frontend.constraints.vocabulary import GrammarVocabulary, quoted
 from ninfer.frontend.tool_calls.call_format import (
     CALL_CLOSE,
@@ -68,11 +69,10 @@ class CallGrammars:
         return rules.rule(f"{head} {_ANY_TEXT} {self._literal(CALL_CLOSE)}")
 
     def _body(self, rules: RuleSet, tool: ToolSpec, param: str) -> str:
-        prepared = _prepared(tool, param)
+        prepared, path = _prepared(tool, param), f"{param}.{tool.name}"
         if isinstance(self._form, JsonCallFormat):
-            arguments = rules.schema(prepared)
+            arguments = _json_arguments(rules, prepared, path)
         else:
-            path = f"{param}.{tool.name}"
             arguments = ArgumentGrammar(rules, self._form, tool, prepared, path).arguments()
         return rules.rule(f"{self._head(tool)} {arguments} {self._literal(self._form.tail)}")
 
@@ -87,6 +87,17 @@ class CallGrammars:
             self._vocabulary.mark(part) if _MARKS.fullmatch(part) else quoted(part)
             for part in parts
         )
+
+
+def _json_arguments(rules: RuleSet, prepared: Mapping[str, Any], path: str) -> str:
+    """Raises RequestError when none can be enforced."""
+    try:
+        arguments = rules.schema(prepared, prepared)
+    except Unenforceable as error:
+        raise invalid(path, f"cannot be enforced: it {error}") from None
+    if arguments is None:
+        raise invalid(path, "allows no value that ends")
+    return arguments
 
 
 def _prepared(tool: ToolSpec, param: str) -> Mapping[str, Any]:

@@ -1,6 +1,6 @@
 """A constraint as the text that the grammar library compiles.
 
-json_object, json_schema   the library's own reading of JSON Schema, white space bounded
+json_object, json_schema   rules of their JSON texts (json_grammar), white space bounded
 regex, choice, gbnf, lark  its Lark dialect
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from llguidance import LLMatcher
@@ -16,6 +16,7 @@ from llguidance import LLMatcher
 from ninfer.contract.chat import Constraint
 from ninfer.contract.errors import RequestError
 from ninfer.frontend.constraints.gbnf import GbnfError, to_lark
+from ninfer.frontend.constraints.json_grammar import json_lark
 from ninfer.frontend.constraints.json_schema import (
     MAX_CHARACTERS,
     MAX_GRAMMAR_CHARACTERS,
@@ -24,15 +25,12 @@ from ninfer.frontend.constraints.json_schema import (
     prepare_schema,
     too_complex,
 )
+from ninfer.frontend.constraints.library_schema import cause_of
+from ninfer.frontend.constraints.unenforceable import Unenforceable
 from ninfer.frontend.constraints.vocabulary import quoted
 
-_WHITE_SPACE: Final = r"( |\n{1,2} {0,32})"
-"""Between two tokens of JSON at most this: a model must not write blanks for ever."""
 MAX_COLONS: Final = 4_000
 _TOO_LARGE: Final = re.compile(r"too (?:big|large|complex|many)|limit|fuel|exceed", re.IGNORECASE)
-
-_LONGEST_MESSAGE: Final = 200
-_REGEX_ERROR: Final = re.compile(rf"^error: (.{{1,{_LONGEST_MESSAGE}}})", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +42,12 @@ class Grammar:
 
     def error(self, param: str, message: str) -> RequestError:
         """What the library says against it."""
-        cause = _cause(message)
+        cause = cause_of(message)
         if _TOO_LARGE.search(cause):
             return RequestError("schema_too_complex", f"'{param}' is too complex: {cause}.", param)
         if self.is_schema:
             return invalid(param, f"cannot be enforced: {cause}")
         return invalid_grammar(param, f"is not understood: {cause}")
-
-
-def _cause(message: str) -> str:
-    """The first line; of a regular expression also what is wrong with it, some lines below."""
-    first_line = message.strip().split("\n", 1)[0][:_LONGEST_MESSAGE]
-    found = _REGEX_ERROR.search(message)
-    return f"{first_line} {found[1]}" if found and first_line.endswith(":") else first_line
 
 
 def invalid_grammar(param: str, rule: str) -> RequestError:
@@ -73,9 +64,10 @@ def build_grammar(constraint: Constraint) -> Grammar:
         raise too_complex(param, f"has more than {most} characters")
     match constraint.kind:
         case "json_object":
-            return schema_grammar({"type": "object"})
+            return _schema_grammar({"type": "object"}, param)
         case "json_schema":
-            return schema_grammar(prepare_schema(text, param, is_strict=constraint.is_strict))
+            prepared = prepare_schema(text, param, is_strict=constraint.is_strict)
+            return _schema_grammar(prepared, param)
         case "regex":
             return Grammar(LLMatcher.grammar_from_regex(text))
         case "choice":
@@ -102,18 +94,14 @@ def lark_grammar(text: str) -> Grammar:
     return Grammar(json.dumps({"grammars": [{"lark_grammar": text}]}))
 
 
-def schema_grammar(prepared: dict[str, Any]) -> Grammar:
-    return Grammar(json.dumps({"grammars": [{"json_schema": with_layout(prepared)}]}), True)
-
-
-def with_layout(prepared: dict[str, Any]) -> dict[str, Any]:
-    """A prepared schema with how its values are written."""
-    layout = {
-        "whitespace_pattern": _WHITE_SPACE,
-        "coerce_one_of": True,
-        "json_allow_general_unicode_escapes": True,
-    }
-    return {**prepared, "x-guidance": layout}
+def _schema_grammar(prepared: dict[str, Any], param: str) -> Grammar:
+    try:
+        lark = json_lark(prepared, prepared)
+    except Unenforceable as error:
+        raise invalid(param, f"cannot be enforced: it {error}") from None
+    if lark is None:
+        raise invalid(param, "allows no value that ends")
+    return replace(lark_grammar(lark), is_schema=True)
 
 
 def _choices(text: str, param: str) -> list[str]:

@@ -11,11 +11,20 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from ninfer.contract.errors import RequestError
-from ninfer.frontend.constraints.schema_walk import children, path_of, resolve, rewritten
+from ninfer.frontend.constraints.schema_complement import denied
+from ninfer.frontend.constraints.schema_ends import can_end, references
+from ninfer.frontend.constraints.schema_unions import exclusive
+from ninfer.frontend.constraints.schema_walk import (
+    all_schemas,
+    children,
+    path_of,
+    resolve,
+    rewritten,
+)
 from ninfer.frontend.control_text import strings_of
 
 MAX_CHARACTERS: Final = 524_288
@@ -27,11 +36,6 @@ MAX_PROPERTIES: Final = 3_000
 MAX_DEPTH: Final = 64
 MAX_LEVELS: Final = 4_000
 """Of nesting, when every reference is followed once: the grammar library recurses so deep."""
-MAX_ROUNDS: Final = 64
-"""Of the search for a schema without an end; what is nested deeper is taken to have one."""
-_INSIDE: Final = 1e-6
-LARGEST_INTEGER: Final = 10**18
-"""Bound of integers that have none of their own: a model must not write digits for ever."""
 
 _UNSUPPORTED: Final = (
     "not", "if", "then", "else", "contains", "minContains", "maxContains", "dependentRequired",
@@ -95,9 +99,13 @@ def prepare_schema(text: str, param: str, *, is_strict: bool) -> dict[str, Any]:
         raise invalid(param, "must be an object or a boolean")
     _check(root, root, param, is_strict)
     _check_amounts(root, param)
-    prepared = rewritten(root, param, lambda schema, path: _supported(schema))
+    stated = rewritten(root, param, lambda schema, path: _without_not(schema, root))
+    prepared = rewritten(stated, param, lambda schema, path: _supported(schema))
     _check_kept(prepared, param)
-    if not _can_end(prepared):
+    prepared = rewritten(
+        prepared, param, lambda schema, path: _one_of(schema, path, prepared, is_strict)
+    )
+    if not can_end(prepared):
         raise invalid(param, "allows no value that ends")
     result: dict[str, Any] = prepared
     return result
@@ -151,7 +159,7 @@ def _check(root: dict[str, Any], schema: Any, path: str, is_strict: bool) -> Non
     _check_shapes(schema, path)
     _check_reference(root, schema, path)
     if is_strict:
-        _check_supported(schema, path)
+        _check_supported(schema, path, root)
     for place, child in children(schema, path):
         _check(root, child, place, is_strict)
 
@@ -215,16 +223,18 @@ def _check_reference(root: dict[str, Any], schema: Mapping[str, Any], path: str)
 
 def _check_kept(prepared: dict[str, Any], param: str) -> None:
     """References into what was rewritten or left out."""
-    for reference in sorted(_references(prepared)):
+    for reference in sorted(references(prepared)):
         try:
             resolve(prepared, reference)
         except LookupError:
             raise invalid(param, f"refers to {reference}, which cannot be enforced") from None
 
 
-def _check_supported(schema: Mapping[str, Any], path: str) -> None:
+def _check_supported(schema: Mapping[str, Any], path: str, root: Any) -> None:
     for key in _UNSUPPORTED:
-        if key in schema and not _means_nothing(schema, key) and not _is_rewritable(schema, key):
+        if key not in schema or _means_nothing(schema, key):
+            continue
+        if not _is_rewritable(schema, key, root):
             raise invalid(path_of(path, key), "is a keyword that cannot be enforced")
     if schema.get("format") in _OTHER_FORMATS:
         raise invalid(path_of(path, "format"), "is a format that cannot be enforced")
@@ -238,8 +248,19 @@ def _means_nothing(schema: Mapping[str, Any], key: str) -> bool:
     )
 
 
-def _is_rewritable(schema: Mapping[str, Any], key: str) -> bool:
+def _is_rewritable(schema: Mapping[str, Any], key: str, root: Any) -> bool:
+    if key == "not":
+        return denied(schema["not"], root) is not None
     return key == "propertyNames" and _name_pattern(schema) is not None
+
+
+def _without_not(schema: dict[str, Any], root: Any) -> dict[str, Any]:
+    """`not` as what is left, where that can be said."""
+    complement = denied(schema["not"], root) if "not" in schema else None
+    if complement is None:
+        return schema
+    rest = {key: value for key, value in schema.items() if key != "not"}
+    return {**rest, "allOf": [*rest.get("allOf", []), complement]}
 
 
 def _supported(schema: dict[str, Any]) -> dict[str, Any]:
@@ -252,12 +273,24 @@ def _supported(schema: dict[str, Any]) -> dict[str, Any]:
         schema["items"] = schema.pop("additionalItems", True)
     schema.pop("additionalItems", None)
     _rewrite_format(schema)
-    _rewrite_narrow_range(schema)
-    _bound_integers(schema)
     for key in _COUNTS:
         if isinstance(schema.get(key), float):
             schema[key] = int(schema[key])
     return {key: value for key, value in schema.items() if key not in _DROPPED}
+
+
+def _one_of(schema: dict[str, Any], path: str, root: Any, is_strict: bool) -> dict[str, Any]:
+    """`oneOf` as `anyOf`, and where they differ and cannot be told apart, only if not strict."""
+    if "oneOf" not in schema:
+        return schema
+    branches = exclusive(schema, root)
+    if branches is None:
+        if is_strict:
+            raise invalid(path_of(path, "oneOf"), "has schemas that may hold for one value")
+        branches = schema["oneOf"]
+    rest = {key: value for key, value in schema.items() if key != "oneOf"}
+    union = {"anyOf": branches}
+    return {**rest, "allOf": [*rest.get("allOf", []), union]} if "anyOf" in rest else rest | union
 
 
 def _rewrite_format(schema: dict[str, Any]) -> None:
@@ -276,12 +309,12 @@ def _rewrite_format(schema: dict[str, Any]) -> None:
 
 def _old_bounds(schema: dict[str, Any]) -> None:
     """Draft 4: `exclusiveMinimum: true` speaks of `minimum`."""
-    for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
-        is_exclusive = schema.get(exclusive)
+    for key, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        is_exclusive = schema.get(key)
         if isinstance(is_exclusive, bool):
-            del schema[exclusive]
+            del schema[key]
             if is_exclusive and bound in schema:
-                schema[exclusive] = schema.pop(bound)
+                schema[key] = schema.pop(bound)
 
 
 def _rewrite_names(schema: dict[str, Any]) -> None:
@@ -326,42 +359,12 @@ def _rewrite_nullable(schema: dict[str, Any]) -> None:
         schema["enum"] = [*schema["enum"], None]
 
 
-def _rewrite_narrow_range(schema: dict[str, Any]) -> None:
-    """The library takes a whole number that is excluded for allowed where the other bound is less
-    than 1 away: it is given a number a little inside."""
-    low, high = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
-    least, most = schema.get("minimum", low), schema.get("maximum", high)
-    if not isinstance(least, int | float) or not isinstance(most, int | float):
-        return
-    if most - least >= 1 or schema.get("type") == "integer":
-        return
-    if low is not None and low == int(low) and "minimum" not in schema:
-        schema["minimum"] = schema.pop("exclusiveMinimum") + _INSIDE
-    if high is not None and high == int(high) and "maximum" not in schema:
-        schema["maximum"] = schema.pop("exclusiveMaximum") - _INSIDE
-
-
-def _bound_integers(schema: dict[str, Any]) -> None:
-    kind = schema.get("type")
-    is_integer = kind == "integer" or (
-        isinstance(kind, list) and "integer" in kind and "number" not in kind
-    )
-    if not is_integer or "multipleOf" in schema or "enum" in schema or "const" in schema:
-        return
-    lower = schema.get("minimum", schema.get("exclusiveMinimum"))
-    upper = schema.get("maximum", schema.get("exclusiveMaximum"))
-    if lower is None and (upper is None or upper > -LARGEST_INTEGER):
-        schema["minimum"] = -LARGEST_INTEGER
-    if upper is None and (lower is None or lower < LARGEST_INTEGER):
-        schema["maximum"] = LARGEST_INTEGER
-
-
 def _check_amounts(root: dict[str, Any], param: str) -> None:
     """What the library would take too long for."""
     if _num_levels(root) > MAX_LEVELS:
         raise too_complex(param, f"is nested deeper than {MAX_LEVELS} through its references")
     num_properties, num_characters = 0, 0
-    for schema in _all_schemas(root):
+    for schema in all_schemas(root):
         patterns = schema.get("patternProperties", {})
         num_properties += len(schema.get("properties", {})) + len(patterns)
         num_characters += len(schema.get("pattern", "")) + sum(map(len, patterns))
@@ -376,18 +379,9 @@ def _check_amounts(root: dict[str, Any], param: str) -> None:
         )
 
 
-def _all_schemas(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    waiting: list[Any] = [root]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, dict):
-            yield node
-            waiting += [child for _, child in children(node, "")]
-
-
 def _num_levels(root: dict[str, Any]) -> int:
     """Levels of the schema and of all that is referred to, one behind another."""
-    return _depth(root) + sum(_depth(resolve(root, name)) for name in _references(root))
+    return _depth(root) + sum(_depth(resolve(root, name)) for name in references(root))
 
 
 def _depth(schema: Any) -> int:
@@ -398,53 +392,3 @@ def _depth(schema: Any) -> int:
             child for node in level if isinstance(node, dict) for _, child in children(node, "")
         ]
     return depth
-
-
-def _can_end(root: dict[str, Any]) -> bool:
-    """Whether some value of the schema is finite. A round finds what ends given what was found."""
-    targets = {reference: resolve(root, reference) for reference in _references(root)}
-    ending: set[str] = set()
-    for _ in range(MAX_ROUNDS):
-        found = {
-            reference
-            for reference, target in targets.items()
-            if reference not in ending and _ends(target, ending)
-        }
-        if not found:
-            return _ends(root, ending)
-        ending |= found
-    return True
-
-
-def _references(schema: dict[str, Any]) -> set[str]:
-    nodes = _all_schemas(schema)
-    return {node["$ref"] for node in nodes if isinstance(node.get("$ref"), str)}
-
-
-def _ends(schema: Any, ending: set[str]) -> bool:
-    if not isinstance(schema, dict):
-        return schema is not False
-    if "$ref" in schema and schema["$ref"] not in ending:
-        return False
-    for key in ("anyOf", "oneOf"):
-        if key in schema and not any(_ends(item, ending) for item in schema[key]):
-            return False
-    if not all(_ends(item, ending) for item in schema.get("allOf", ())):
-        return False
-    if schema.get("type") in ("object", ["object"]):
-        properties = schema.get("properties", {})
-        return all(
-            _ends(properties.get(name, True), ending)
-            for name in schema.get("required", ())
-            if isinstance(properties.get(name, True), dict)
-        )
-    if schema.get("type") in ("array", ["array"]):
-        return _items_end(schema, ending)
-    return True
-
-
-def _items_end(schema: Mapping[str, Any], ending: set[str]) -> bool:
-    least, prefix = schema.get("minItems", 0), schema.get("prefixItems", [])
-    if not all(_ends(item, ending) for item in prefix[: int(least)]):
-        return False
-    return least <= len(prefix) or _ends(schema.get("items", True), ending)

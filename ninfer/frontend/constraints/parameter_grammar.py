@@ -12,16 +12,16 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ninfer.frontend.constraints.json_schema import LARGEST_INTEGER
+from ninfer.frontend.constraints.json_numbers import NUMBER
 from ninfer.frontend.constraints.rule_set import RuleSet
 from ninfer.frontend.constraints.schema_cases import (
     ALL_TYPES,
     Case,
-    Unenforceable,
     case_types,
     cases,
 )
 from ninfer.frontend.constraints.text_patterns import slashed, string_patterns
+from ninfer.frontend.constraints.unenforceable import Unenforceable
 from ninfer.frontend.constraints.vocabulary import quoted
 from ninfer.frontend.tool_calls.call_format import (
     CALL_CLOSE,
@@ -37,11 +37,9 @@ _FOLLOWS: Final = f"(?:{PARAMETER_OPEN}|{FUNCTION_CLOSE}|{CALL_CLOSE})"
 _CLOSES: Final = f"{PARAMETER_CLOSE}{_SPACE}*{_FOLLOWS}"
 """What a reader takes for the end of a value."""
 _NO_TEXT: Final = slashed(rf"(?s:.*)(?:\n{PARAMETER_CLOSE}|{_CLOSES})(?s:.*)")
-_NUMBER: Final = r"-?(?:0|[1-9][0-9]{0,39})(?:\.[0-9]{1,39})?(?:[eE][-+]?[0-9]{1,2})?"
-"""None that overflows: such a number would be read as a string."""
 _SCALARS: Final[Mapping[str, str]] = {
     "integer": "-?(?:0|[1-9][0-9]{0,17})",
-    "number": _NUMBER,
+    "number": NUMBER,
     "boolean": "true|false",
     "null": "null",
 }
@@ -57,7 +55,6 @@ _READ_AS: Final[Mapping[str, str]] = {
 _QUOTED: Final = '"(?s:.*)'
 _BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _STRUCTURED: Final = ("array", "object")
-_DEFINITIONS: Final = ("$defs", "definitions")
 
 
 class ParameterGrammar:
@@ -102,21 +99,19 @@ class ParameterGrammar:
             return self._listed([text for case, kinds in usable for text in _texts(case, kinds)])
         return self._mixed(usable, types)
 
-    def _json(self, schema: Any, types: Types) -> str:
-        whole = {**self._definitions(), **schema} if isinstance(schema, dict) else {}
+    def _json(self, schema: Any, types: Types) -> str | None:
+        whole = dict(schema) if isinstance(schema, dict) else {}
         if types is not None and "type" not in whole:
             whole["type"] = sorted(types - {"string"})
-        return f"{self._rules.schema(whole)} {quoted(self._end)}"
-
-    def _definitions(self) -> dict[str, Any]:
-        return {key: self._root[key] for key in _DEFINITIONS if key in self._root}
+        values = self._rules.schema(whole, self._root)
+        return None if values is None else f"{values} {quoted(self._end)}"
 
     def _listed(self, texts: list[str]) -> str | None:
         if not texts:
             return None
         return f"({' | '.join(map(quoted, dict.fromkeys(texts)))}) {quoted(self._end)}"
 
-    def _mixed(self, usable: list[tuple[Case, list[str]]], types: Types) -> str:
+    def _mixed(self, usable: list[tuple[Case, list[str]]], types: Types) -> str | None:
         strings: list[str] = []
         others: list[str] = []
         structured: list[str] = []
@@ -133,13 +128,13 @@ class ParameterGrammar:
                 others += [slashed(text) for text in self._scalars(case, kinds)]
             else:
                 held = kinds
-            if held:
-                structured.append(self._json({**_json_case(case), "type": held}, None))
+            values = self._json({**_json_case(case), "type": held}, None) if held else None
+            structured += [] if values is None else [values]
         is_free = any(not case and len(kinds) == len(ALL_TYPES) for case, kinds in usable)
         if is_free:
             return self._text(["/(?s:.*)/"], _NO_TEXT)
         texts = [self._text(strings, _not_strings(types), others)] if strings or others else []
-        return f"({' | '.join([*texts, *structured])})"
+        return f"({' | '.join([*texts, *structured])})" if texts or structured else None
 
     def _scalars(self, case: Case, kinds: list[str]) -> list[str]:
         is_number = "integer" in kinds or "number" in kinds
@@ -202,7 +197,7 @@ def _is_free_number(case: Case, kinds: list[str]) -> bool:
 
 
 def _is_bound(case: Case) -> bool:
-    return any(key in case and abs(case[key]) != LARGEST_INTEGER for key in _BOUNDS)
+    return any(key in case for key in _BOUNDS)
 
 
 def _json_case(case: Case) -> dict[str, Any]:

@@ -1,41 +1,34 @@
-"""Lark rules while they are put together, and the schemas that they name."""
+"""The grammar of calls while it is put together: Lark rules, and the schemas that they name."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from ninfer.frontend.constraints.grammar import Grammar, with_layout
+from ninfer.frontend.constraints.grammar import Grammar
+from ninfer.frontend.constraints.json_grammar import json_lark
+from ninfer.frontend.constraints.lark_rules import LarkRules
 
 
-@dataclass(slots=True)
-class RuleSet:
-    """Every method but `grammar` adds something and returns its name."""
+class RuleSet(LarkRules):
+    """Besides rules it has grammars of their own."""
 
-    lines: list[str] = field(default_factory=list)
-    schemas: list[dict[str, Any]] = field(default_factory=list)
+    def __init__(self) -> None:
+        super().__init__()
+        self._grammars: list[dict[str, Any]] = []
 
-    def schema(self, prepared: Mapping[str, Any]) -> str:
-        """The values of a prepared schema."""
-        name = f"json{len(self.schemas)}"
-        self.schemas.append({"name": name, "json_schema": with_layout(dict(prepared))})
+    def schema(self, schema: Any, root: Any) -> str | None:
+        """A name for the values of a prepared schema whose references lie in `root`; None when
+        there are none. Raises Unenforceable."""
+        lark = json_lark(schema, root)
+        if lark is None:
+            return None
+        name = f"json{len(self._grammars)}"
+        self._grammars.append({"name": name, "lark_grammar": lark})
         return f"@{name}"
 
-    def rule(self, body: str) -> str:
-        name = f"r{len(self.lines)}"
-        self.lines.append(f"{name}: {body}")
-        return name
-
-    def terminal(self, body: str) -> str:
-        """One unit of the lexer: a regular expression."""
-        name = f"T{len(self.lines)}"
-        self.lines.append(f"{name}: {body}")
-        return name
-
     def grammar(self, start: str, others: Sequence[Mapping[str, Any]] = ()) -> Grammar:
-        lark = "\n".join([f"start: {start}", *self.lines]) + "\n"
-        grammars = [{"lark_grammar": lark}, *self.schemas, *others]
-        is_schema = bool(self.schemas) or not others
+        grammars = [{"lark_grammar": self.text(start)}, *self._grammars, *others]
+        is_schema = bool(self._grammars) or not others
         return Grammar(json.dumps({"grammars": grammars}), is_schema)

@@ -6,10 +6,14 @@ What is nested deeper stays as it is. `oneOf` counts as `anyOf`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from fractions import Fraction
 from typing import Any, Final, TypeAlias
 
+from ninfer.frontend.constraints.library_schema import matches
 from ninfer.frontend.constraints.schema_walk import resolve
+from ninfer.frontend.constraints.unenforceable import Unenforceable
 
 Case: TypeAlias = dict[str, Any]
 
@@ -17,11 +21,11 @@ ALL_TYPES: Final = ("string", "integer", "number", "boolean", "null", "array", "
 _MAX_CASES: Final = 64
 _MAX_SCHEMAS: Final = 1_000
 """Looked at for one schema."""
+_MAX_REFERENCES: Final = 64
+"""One behind another."""
 _UNIONS: Final = ("anyOf", "oneOf")
-
-
-class Unenforceable(Exception):
-    """The text says what there is no grammar for, without a subject."""
+_MEMBERS: Final = frozenset({"properties", "patternProperties", "additionalProperties"})
+_ITEMS: Final = frozenset({"items", "prefixItems"})
 
 
 def cases(root: Mapping[str, Any], schema: Any) -> list[Case]:
@@ -55,6 +59,8 @@ class _Expansion:
         reference = schema.get("$ref")
         if reference in references:
             yield []
+        elif len(references) >= _MAX_REFERENCES:
+            raise Unenforceable("combines too many references")
         elif reference is not None:
             yield self.cases(resolve(self._root, reference), references | {reference})
         for item in schema.get("allOf", ()):
@@ -74,7 +80,7 @@ def case_types(case: Case) -> list[str]:
 
 
 def _own(schema: Mapping[str, Any]) -> Case:
-    own = {key: schema[key] for key in _MERGES if key in schema}
+    own = {key: schema[key] for key in _KEPT if key in schema}
     if "const" in schema:
         values = [schema["const"]]
         own["enum"] = _common(own["enum"], values) if "enum" in own else values
@@ -90,21 +96,91 @@ def _all_of(left: list[Case], right: list[Case]) -> list[Case]:
     return [_both(one, other) for one in left for other in right]
 
 
+def said_of(case: Mapping[str, Any], name: str) -> list[Any]:
+    """The schemas that a case has for a member."""
+    found = [case["properties"][name]] if name in case.get("properties", {}) else []
+    for pattern, schema in case.get("patternProperties", {}).items():
+        if matches(pattern, name):
+            found.append(schema)
+    return found or [case.get("additionalProperties", True)]
+
+
+def all_of(schemas: Iterable[Any]) -> Any:
+    """One schema that says what several say."""
+    parts: list[Any] = []
+    for schema in schemas:
+        if schema is False:
+            return False
+        is_list = isinstance(schema, dict) and schema.keys() == {"allOf"}
+        for part in schema["allOf"] if is_list else [schema]:
+            if part not in (True, {}) and part not in parts:
+                parts.append(part)
+    if len(parts) < 2:
+        return parts[0] if parts else True
+    return {"allOf": parts}
+
+
 def _both(one: Case, other: Case) -> Case:
     merged = {**one, **other}
     for key in one.keys() & other.keys():
-        if one[key] != other[key]:
+        if one[key] != other[key] and key in _MERGES:
             merged[key] = _MERGES[key](one[key], other[key])
-    if _closes(one, other) or _closes(other, one):
-        raise Unenforceable("combines additionalProperties with properties of other schemas")
+    if _MEMBERS & one.keys() and _MEMBERS & other.keys():
+        merged |= _members(one, other)
+    if _ITEMS & one.keys() and _ITEMS & other.keys():
+        merged |= _items(one, other)
     return merged
 
 
-def _closes(one: Case, other: Case) -> bool:
-    """`one` says something of members that only `other` names."""
-    rest = one.get("additionalProperties", True)
-    named = other.get("properties", {}).keys() - one.get("properties", {}).keys()
-    return rest not in (True, {}) and bool(named)
+def _members(one: Case, other: Case) -> Case:
+    names = dict.fromkeys([*one.get("properties", {}), *other.get("properties", {})])
+    patterns = dict.fromkeys(
+        [*one.get("patternProperties", {}), *other.get("patternProperties", {})]
+    )
+    found: Case = {}
+    if names:
+        both = {name: all_of([*said_of(one, name), *said_of(other, name)]) for name in names}
+        found["properties"] = both
+    if patterns:
+        found["patternProperties"] = {
+            pattern: all_of([_said_by(one, pattern), _said_by(other, pattern)])
+            for pattern in patterns
+        }
+    if any("additionalProperties" in case for case in (one, other)):
+        found["additionalProperties"] = all_of(
+            [case.get("additionalProperties", True) for case in (one, other)]
+        )
+    return found
+
+
+def _said_by(case: Case, pattern: str) -> Any:
+    """What a case has for the members with a pattern that no other pattern of it shares."""
+    patterns = case.get("patternProperties", {})
+    return patterns.get(pattern, case.get("additionalProperties", True))
+
+
+def _items(one: Case, other: Case) -> Case:
+    size = max(len(case.get("prefixItems", [])) for case in (one, other))
+    found: Case = {"items": all_of([case.get("items", True) for case in (one, other)])}
+    if size:
+        found["prefixItems"] = [
+            all_of([_item(one, index), _item(other, index)]) for index in range(size)
+        ]
+    return found
+
+
+def _item(case: Case, index: int) -> Any:
+    prefix = case.get("prefixItems", [])
+    return prefix[index] if index < len(prefix) else case.get("items", True)
+
+
+def _multiple(one: float, other: float) -> float:
+    """The least number that is a multiple of both."""
+    first, second = Fraction(str(one)), Fraction(str(other))
+    least = Fraction(
+        math.lcm(first.numerator, second.numerator), math.gcd(first.denominator, second.denominator)
+    )
+    return least.numerator if least.denominator == 1 else float(least)
 
 
 def _common(one: list[Any], other: list[Any]) -> list[Any]:
@@ -123,17 +199,6 @@ def _joined(one: list[str], other: list[str]) -> list[str]:
     return [*one, *(item for item in other if item not in one)]
 
 
-def _properties(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    merged = {**one, **other}
-    for name in one.keys() & other.keys():
-        merged[name] = {"allOf": [one[name], other[name]]}
-    return merged
-
-
-def _schemas(one: Any, other: Any) -> Any:
-    return {"allOf": [one, other]}
-
-
 def _neither(one: Any, other: Any) -> Any:
     raise Unenforceable("combines different values of a keyword")
 
@@ -143,8 +208,6 @@ _MERGES: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "enum": _common,
     "pattern": _joined,
     "required": _joined,
-    "properties": _properties,
-    "items": _schemas,
     "minLength": max,
     "maxLength": min,
     "minimum": max,
@@ -156,9 +219,11 @@ _MERGES: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "minProperties": max,
     "maxProperties": min,
     "format": _neither,
-    "multipleOf": _neither,
-    "prefixItems": _neither,
-    "patternProperties": _neither,
-    "additionalProperties": _neither,
+    "multipleOf": _multiple,
 }
-"""The keywords that mean something here, and what two of them come to."""
+"""What two keywords of one kind come to; those of members and items are merged together."""
+KEYWORDS: Final = frozenset(
+    {*_MERGES, *_MEMBERS, *_ITEMS, "const", "$ref", "anyOf", "oneOf", "allOf"}
+)
+"""All that mean something here."""
+_KEPT: Final = (*_MERGES, *sorted(_MEMBERS), *sorted(_ITEMS))

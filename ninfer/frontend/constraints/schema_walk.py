@@ -39,6 +39,16 @@ def children(schema: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
                 yield path_of(path_of(path, key), name), item
 
 
+def all_schemas(root: Any) -> Iterator[dict[str, Any]]:
+    """Every object schema, the root first."""
+    waiting: list[Any] = [root]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            yield node
+            waiting += [child for _, child in children(node, "")]
+
+
 def rewritten(schema: Any, path: str, rewrite: Rewrite) -> Any:
     """A copy in which every object schema is `rewrite(copy, place)`, inner ones first."""
     if not isinstance(schema, dict):

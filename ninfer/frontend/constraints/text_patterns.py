@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ninfer.frontend.constraints.schema_cases import Unenforceable
+from ninfer.frontend.constraints.unenforceable import Unenforceable
 
 _ANY: Final = "(?s:.*)"
 _LABEL: Final = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
@@ -44,7 +44,7 @@ _SPECIAL: Final = re.compile(
 def string_patterns(case: Mapping[str, Any]) -> list[str]:
     """Expressions that all hold for the whole string; none for any string. Raises
     Unenforceable."""
-    patterns = [_whole(pattern) for pattern in case.get("pattern", ())]
+    patterns = [whole(pattern) for pattern in case.get("pattern", ())]
     if "format" in case:
         if case["format"] not in _FORMATS:
             raise Unenforceable("has a format without a grammar here")
@@ -55,7 +55,7 @@ def string_patterns(case: Mapping[str, Any]) -> list[str]:
     return patterns
 
 
-def _whole(pattern: str) -> str:
+def whole(pattern: str) -> str:
     """A pattern that is searched for -> one of the whole string. Anchors are known at its ends."""
     marks, depth = [], 0
     for found in _SPECIAL.finditer(pattern):
@@ -86,7 +86,7 @@ def _alternatives(pattern: str) -> str:
             start = found.end()
     if start == 0:
         raise Unenforceable("has a pattern with ^ or $ in the middle")
-    return "|".join(f"(?:{_whole(part)})" for part in [*parts, pattern[start:]])
+    return "|".join(f"(?:{whole(part)})" for part in [*parts, pattern[start:]])
 
 
 def slashed(pattern: str) -> str:

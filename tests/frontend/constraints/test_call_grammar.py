@@ -111,8 +111,10 @@ def test_strict_and_other_tools_behind_the_mark() -> None:
 
 
 def test_a_strict_tool_that_cannot_be_enforced_is_named() -> None:
-    tool = ToolSpec("bad", {"type": "object", "properties": {"a": {"not": {}}}}, is_strict=True)
+    tool = ToolSpec(
+        "bad", {"type": "object", "properties": {"a": {"contains": {}}}}, is_strict=True
+    )
     with pytest.raises(RequestError) as caught:
         calls(XmlCallFormat(), tool)
-    assert caught.value.param == "tools.bad.properties.a.not"
+    assert caught.value.param == "tools.bad.properties.a.contains"
     calls(XmlCallFormat(), ToolSpec("bad", tool.parameters))

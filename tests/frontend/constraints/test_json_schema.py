@@ -253,7 +253,7 @@ def test_number_bounds_are_never_exceeded(lower: str, upper: str) -> None:
 @pytest.mark.parametrize(
     ("schema", "place"),
     [
-        ({"properties": {"a": {"not": {}}}}, ".properties.a.not"),
+        ({"properties": {"a": {"not": {"pattern": "a"}}}}, ".properties.a.not"),
         ({"items": {"if": {}}}, ".items.if"),
         ({"anyOf": [True, {"contains": {}}]}, ".anyOf[1].contains"),
         ({"$defs": {"x": {"uniqueItems": True}}}, ".$defs.x.uniqueItems"),

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ninfer.frontend.constraints.schema_cases import Unenforceable
 from ninfer.frontend.constraints.text_patterns import slashed, string_patterns
+from ninfer.frontend.constraints.unenforceable import Unenforceable
 
 
 def matches(text: str, **case: object) -> bool:

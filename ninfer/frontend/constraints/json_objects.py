@@ -1,0 +1,107 @@
+"""Objects of JSON as Lark rules: members in the order of the schema, then those it does not name.
+
+    next[i, n]   a member comes, from the i-th on, behind n others
+    rest[i, n]   a comma and a member, or nothing where the object may end
+
+n is counted where a bound of it matters, up to the number from which on all are alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ninfer.frontend.constraints.lark_rules import LarkRules
+from ninfer.frontend.constraints.unenforceable import Unenforceable
+
+_MAX_PLACES: Final = 20_000
+"""Of rules that count members."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """`rule` is its name and its value."""
+
+    rule: str
+    is_required: bool
+
+
+class MemberSequence:
+    """`others`: the rule of a member that the schema does not name, None when there is none."""
+
+    def __init__(
+        self, rules: LarkRules, members: list[Member], others: str | None, case: Mapping[str, Any]
+    ) -> None:
+        self._rules = rules
+        self._members = members
+        self._others = others
+        self._least = case.get("minProperties", 0)
+        self._most: int | None = case.get("maxProperties")
+        required = [index for index, member in enumerate(members) if member.is_required]
+        self._last_required = required[-1] if required else -1
+        self._drop_idle_bounds(len(required))
+        self._cap = max(self._least, 0 if self._most is None else self._most + 1)
+        if (len(members) + 1) * (self._cap + 1) > _MAX_PLACES + len(members):
+            raise Unenforceable("counts too many members")
+
+    def braced(self) -> str | None:
+        """The objects, None when there are none."""
+        following, rests = self._behind_the_last()
+        for index in reversed(range(len(self._members))):
+            following = [self._next(index, n, following, rests) for n in range(self._cap + 1)]
+            rests = [self._rest(index, n, following[n]) for n in range(self._cap + 1)]
+        first, may_be_empty = following[0], self._may_end(0, 0)
+        if first is None:
+            return '"{" "}"' if may_be_empty else None
+        return f'"{{" {first}{"?" if may_be_empty else ""} "}}"'
+
+    def _drop_idle_bounds(self, num_required: int) -> None:
+        if self._least <= num_required:
+            self._least = 0
+        if self._most is not None and self._others is None and self._most >= len(self._members):
+            self._most = None
+
+    def _behind_the_last(self) -> tuple[list[str | None], list[str | None]]:
+        """`next` and `rest` where only members that are not named are left, by the count."""
+        count, others = len(self._members), self._others
+        following: list[str | None] = [None] * (self._cap + 1)
+        rests: list[str | None] = [None] * (self._cap + 1)
+        for n in reversed(range(self._cap + 1)):
+            if others is not None and self._may_grow(n):
+                if n == self._cap:
+                    following[n] = self._rules.rule(f'{others} ("," {others})*')
+                else:
+                    following[n] = self._joined(others, rests[n + 1])
+            rests[n] = self._rest(count, n, following[n])
+        return following, rests
+
+    def _next(
+        self, index: int, n: int, following: list[str | None], rests: list[str | None]
+    ) -> str | None:
+        """`following` and `rests` are those of the next member."""
+        member, ways = self._members[index], list[str]()
+        if self._may_grow(n):
+            taken = self._joined(member.rule, rests[min(n + 1, self._cap)])
+            ways += [taken] if taken is not None else []
+        skipped = following[n]
+        if not member.is_required and skipped is not None:
+            ways.append(skipped)
+        return self._rules.rule(" | ".join(ways)) if ways else None
+
+    def _rest(self, index: int, n: int, following: str | None) -> str | None:
+        """An empty text is the one way to end."""
+        may_end = self._may_end(index, n)
+        if following is None:
+            return "" if may_end else None
+        return self._rules.rule(f'("," {following})?' if may_end else f'"," {following}')
+
+    def _joined(self, member: str, rest: str | None) -> str | None:
+        return None if rest is None else f"{member} {rest}".rstrip()
+
+    def _may_end(self, index: int, n: int) -> bool:
+        is_few = self._most is None or n <= self._most
+        return index > self._last_required and n >= self._least and is_few
+
+    def _may_grow(self, n: int) -> bool:
+        return self._most is None or n < self._most

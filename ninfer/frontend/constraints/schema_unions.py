@@ -1,0 +1,86 @@
+"""`oneOf` as `anyOf` of schemas no two of which hold for one value.
+
+    they exclude each other as they are             -> taken as they are
+    a member would tell them apart, were it there   -> it is required
+    the others can be denied                        -> each holds and the others do not
+
+A value that is excluded this way may have been valid; whatever is left is.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from ninfer.frontend.constraints.json_grammar import json_lark
+from ninfer.frontend.constraints.schema_cases import KEYWORDS, all_of
+from ninfer.frontend.constraints.schema_complement import denied, followed
+from ninfer.frontend.constraints.unenforceable import Unenforceable
+
+_MAX_PAIRS: Final = 2_000
+_MAX_NAMES: Final = 8
+"""Members that are tried."""
+
+
+def exclusive(schema: Mapping[str, Any], root: Any) -> list[Any] | None:
+    """The schemas of its `oneOf`, changed as far as needed so that they exclude each other; None
+    when there is no telling."""
+    others = {key: value for key, value in schema.items() if key in KEYWORDS and key != "oneOf"}
+    branches = list(schema["oneOf"])
+    if len(branches) * (len(branches) - 1) // 2 > _MAX_PAIRS:
+        return None
+    overlaps = _overlaps(branches, others, root)
+    if not overlaps:
+        return branches
+    for name in itertools.islice(_shared_names(branches, root), _MAX_NAMES):
+        telling = [all_of([branch, {"required": [name]}]) for branch in branches]
+        if not _overlaps(telling, others, root):
+            return telling
+    return _each_alone(branches, overlaps, root)
+
+
+def _overlaps(branches: Sequence[Any], others: Any, root: Any) -> list[tuple[int, int]]:
+    pairs = itertools.combinations(range(len(branches)), 2)
+    return [
+        (one, other)
+        for one, other in pairs
+        if _has_values(all_of([others, branches[one], branches[other]]), root)
+    ]
+
+
+def _has_values(schema: Any, root: Any) -> bool:
+    try:
+        return json_lark(schema, root) is not None
+    except Unenforceable:
+        return True
+
+
+def _shared_names(branches: Sequence[Any], root: Any) -> Iterator[str]:
+    """Members that every one of several objects describes."""
+    described = [_properties(branch, root) for branch in branches]
+    for name in described[0]:
+        if all(name in properties for properties in described):
+            yield name
+
+
+def _properties(branch: Any, root: Any) -> Mapping[str, Any]:
+    branch = followed(branch, root)
+    properties: Mapping[str, Any] = branch.get("properties", {}) if isinstance(branch, dict) else {}
+    return properties
+
+
+def _each_alone(
+    branches: Sequence[Any], overlaps: Sequence[tuple[int, int]], root: Any
+) -> list[Any] | None:
+    alone: list[Any] = []
+    for index, branch in enumerate(branches):
+        parts = [branch]
+        for pair in overlaps:
+            if index in pair:
+                complement = denied(branches[pair[0] if pair[1] == index else pair[1]], root)
+                if complement is None:
+                    return None
+                parts.append(complement)
+        alone.append(all_of(parts))
+    return alone
