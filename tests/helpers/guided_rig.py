@@ -21,7 +21,7 @@ from ninfer.contract.chat import (
     GenerationParams,
     TextPart,
 )
-from ninfer.contract.drafting import DraftCosts
+from ninfer.contract.drafting import DraftCosts, DraftCounts
 from ninfer.contract.errors import NInferError
 from ninfer.contract.generation import (
     CallMark,
@@ -59,6 +59,7 @@ class GuidedAnswer:
     finish: Finish | None = None
     error: NInferError | None = None
     usage: Usage = field(default_factory=lambda: Usage(0))
+    drafts: DraftCounts | None = None
 
     @property
     def token_ids(self) -> list[int]:
@@ -145,7 +146,10 @@ def constraint(kind: ConstraintKind, value: Any = "", *, is_strict: bool = True)
     return Constraint(kind, text, "response_format", is_strict)
 
 
-async def answer(engine: Engine, request: GenerationRequest) -> GuidedAnswer:
+async def answer(
+    engine: Engine, request: GenerationRequest, *, cancel_after: int | None = None
+) -> GuidedAnswer:
+    """All that comes of it; `cancel_after` so many tokens it is cancelled."""
     result = GuidedAnswer()
     async with engine.submit(request) as events:
         async for event in events:
@@ -153,11 +157,13 @@ async def answer(engine: Engine, request: GenerationRequest) -> GuidedAnswer:
             if isinstance(event, Failed):
                 result.error = event.error
             if isinstance(event, Finished):
-                result.finish = event.finish
+                result.finish, result.drafts = event.finish, event.timings.drafts
             if isinstance(event, Progress | Finished):
                 for delta in event.deltas:
                     _add(result, delta.channel, delta.text, delta.call)
                     result.tokens += delta.tokens
+            if cancel_after is not None and len(result.tokens) >= cancel_after:
+                events.cancel()
     return result
 
 
