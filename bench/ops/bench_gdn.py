@@ -2,7 +2,9 @@
 
     python -m bench.ops.bench_gdn --out DIR
 
-steps    rows of T columns, floor: states read and written once at the read-only rate R of this run
+steps    rows of T columns, floor: states read and written once at the read-only rate R of this run;
+         with outputs only: read once
+fold     the states behind T columns of each row, 24 layers in one launch, floor as for steps
 chunks   one prompt, floor: projection read, y written, at R; the same in other chunk shapes; each
          kernel of it alone, without a floor
 
@@ -24,9 +26,10 @@ from bench.common.op_bench import OpBench, random_bf16
 from bench.common.record import environment, write_record
 from ninfer.contract.model import GdnConfig
 from ninfer.kernels.library import KernelFunction, KernelLibrary
-from ninfer.ops import gdn_decode, gdn_prefill
+from ninfer.ops import gdn_decode, gdn_fold, gdn_prefill
 from ninfer.ops.float_codecs import bf16_to_float
 from ninfer.ops.gdn_device import GdnMemory, GdnRows, GdnWeights, projection_width
+from ninfer.ops.gdn_fold import FoldLayer
 from ninfer.ops.gdn_prefill import ChunkShape
 from tests.helpers.gdn_layer import EPS, LAYER, oracle, random_layer
 from tests.helpers.tolerance import GDN_OUTPUT
@@ -38,6 +41,8 @@ CONFIGS: Final = {
 }
 STEP_SHAPES: Final = ((1, 1), (2, 1), (4, 1), (8, 1), (32, 1), (1, 4), (1, 8), (1, 16), (8, 4))
 """(rows, columns of a row)."""
+ROUND_SHAPES: Final = ((1, 2), (1, 4), (1, 6), (8, 2), (8, 4), (8, 6))
+"""The same, of rows that check drafts."""
 PROMPTS: Final = (512, 2048, 8192)
 CHUNK_SIZES: Final = ((64, 64), (64, 32), (32, 32))
 CHAIN_LAYERS: Final = 24
@@ -77,23 +82,43 @@ class Layers:
 
 
 class Bench(OpBench):
-    def steps(self, name: str, config: GdnConfig, rows: int, columns: int) -> dict[str, Any]:
+    def steps(
+        self, name: str, config: GdnConfig, rows: int, columns: int, *, keeps_state: bool = True
+    ) -> dict[str, Any]:
         layers = _random_layers(config, rows)
         tokens = rows * columns
         projection = _random_projection(config, tokens)
         y = cp.empty((tokens, config.value_dim), cp.uint16)
-        slots = cp.arange(1, 2 * rows + 1, dtype=cp.int32)
-        starts = cp.arange(0, tokens + 1, columns, dtype=cp.int32)
-        unit = GdnRows(starts, slots[:rows], slots[rows:])
+        unit = _unit_rows(rows, columns)
 
         def enqueue(layer: int) -> None:
             gdn_decode.launch(
                 self.kernels, config, layers.weights, layers.memory(layer), unit, projection, y,
-                eps=EPS, stream=self.stream.ptr, is_chained=True,
+                eps=EPS, stream=self.stream.ptr, keeps_state=keeps_state, is_chained=True,
             )  # fmt: skip
 
-        size = 2 * 4 * rows * config.num_value_heads * config.key_head_dim * config.value_head_dim
-        return self._row(f"{name} steps R={rows} T={columns}", size, enqueue, CHAIN_LAYERS)
+        size = (1 + keeps_state) * _state_bytes(config, rows)
+        case = f"{name} steps R={rows} T={columns}" + ("" if keeps_state else " outputs only")
+        return self._row(case, size, enqueue, CHAIN_LAYERS)
+
+    def fold(self, name: str, config: GdnConfig, rows: int, columns: int) -> dict[str, Any]:
+        layers = _random_layers(config, rows)
+        unit, tokens = _unit_rows(rows, columns), rows * columns
+        parts = [
+            FoldLayer(layers.weights, _random_projection(config, tokens))
+            for _ in range(CHAIN_LAYERS)
+        ]
+        table = cp.asarray(gdn_fold.describe(config, parts).view(np.uint8))
+
+        def enqueue(_: int) -> None:
+            gdn_fold.launch(
+                self.kernels, config, table, layers.windows, layers.states, unit,
+                stream=self.stream.ptr, is_chained=True,
+            )  # fmt: skip
+
+        size = 2 * CHAIN_LAYERS * _state_bytes(config, rows)
+        case = f"{name} fold R={rows} T={columns} L={CHAIN_LAYERS}"
+        return self._row(case, size, enqueue, PREFILL_LINKS)
 
     def chunks(self, name: str, config: GdnConfig, tokens: int) -> Iterator[dict[str, Any]]:
         planned = gdn_prefill.plan_chunks(config, self.kernels.limits)
@@ -181,9 +206,23 @@ def _rows(bench: Bench) -> Iterator[dict[str, Any]]:
         bench.check(config)
         for rows, columns in STEP_SHAPES:
             yield bench.steps(name, config, rows, columns)
+        for rows, columns in ROUND_SHAPES:
+            yield bench.steps(name, config, rows, columns, keeps_state=False)
+            yield bench.fold(name, config, rows, columns)
         for tokens in PROMPTS:
             yield from bench.chunks(name, config, tokens)
         cp.get_default_memory_pool().free_all_blocks()
+
+
+def _unit_rows(rows: int, columns: int) -> GdnRows:
+    """Rows without padding that read slots from 1 on and write those behind them."""
+    slots = cp.arange(1, 2 * rows + 1, dtype=cp.int32)
+    starts = cp.arange(0, rows * columns + 1, columns, dtype=cp.int32)
+    return GdnRows(starts, slots[:rows], slots[rows:], starts[1:])
+
+
+def _state_bytes(config: GdnConfig, rows: int) -> int:
+    return 4 * rows * config.num_value_heads * config.key_head_dim * config.value_head_dim
 
 
 def _random_layers(config: GdnConfig, rows: int) -> Layers:
