@@ -5,12 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from ninfer.contract.arrays import Float32Array, IntArray
+import numpy as np
+from numpy.typing import NDArray
+
+from ninfer.contract.arrays import Float32Array, FloatArray, IntArray
 from ninfer.contract.model import ModelConfig, ModelSource
 from ninfer.contract.units import PAGE_TOKENS, Capacity, RowOutput, UnitRow
+from ninfer.ops import linear, rotary
+from ninfer.program.executors import cpu_memory
 from ninfer.program.executors.cpu import CpuExecutor
+from ninfer.program.executors.cpu_batch import TokenBatch, prefill_batch
 from ninfer.program.executors.cpu_memory import CpuMemory
-from ninfer.program.executors.cpu_mtp import MtpModel
+from ninfer.program.executors.cpu_model import CpuModel
+from ninfer.program.executors.cpu_mtp import CpuMtp, MtpModel, mtp_shape
 from tests.helpers import executor_driver as driver
 from tests.helpers.executor_driver import DrivenSequence
 
@@ -86,6 +93,42 @@ def draft_image(executor: CpuExecutor, target: DrivenSequence) -> list[bytes]:
     """All bits that the module keeps of a sequence."""
     pages = target.pages[: -(-target.frontier // PAGE_TOKENS)]
     return image_of(executor.memory, pages, target.frontier, target.slot)
+
+
+class ModuleParts:
+    """Model and module without an executor, for one sequence that is run from its beginning."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Float32Array],
+        target: DrivenSequence | None = None,
+    ) -> None:
+        memory = cpu_memory.allocate(config, driver.default_capacity(), mtp_shape(config))
+        self.model = CpuModel(config, weights, memory)
+        self.module = CpuMtp(config, weights, self.model, memory)
+        self._frequencies = rotary.frequencies(config.attention.rope)
+        self._target = driver.sequence() if target is None else target
+
+    def batch(self, token_ids: Sequence[int]) -> TokenBatch:
+        """From the beginning, at once."""
+        row = self._target.row(token_ids, samples=False)
+        return prefill_batch(row, 0, len(token_ids), self._frequencies)
+
+    def stream(self, token_ids: Sequence[int]) -> FloatArray:
+        """[n, C] behind the last layer."""
+        *_, stream = self.model.hidden_states(self.batch(token_ids))
+        return stream
+
+    def hidden(self, token_ids: Sequence[int]) -> FloatArray:
+        """[n, C] behind the final norm."""
+        return self.model.final_norm(self.stream(token_ids))
+
+    def guesses(self, token_ids: Sequence[int], hidden: FloatArray) -> NDArray[np.int64]:
+        """[n] likeliest tokens behind the pairs of tokens and `hidden` [n, C]."""
+        outputs = self.module.run(self.batch(token_ids), hidden)
+        guesses: NDArray[np.int64] = self.model.head(outputs, linear.reference).argmax(axis=1)
+        return guesses
 
 
 class WatchedMtp(CpuExecutor):

@@ -10,25 +10,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ninfer.contract.arrays import FloatArray, IntArray
+from ninfer.contract.arrays import IntArray
 from ninfer.contract.errors import DeviceError, InvariantError
 from ninfer.contract.sampling import SamplingParams
 from ninfer.contract.units import PAGE_TOKENS, ROOT_SLOT, Move, RowOutput
 from ninfer.convert.source import open_model
-from ninfer.ops import linear, rotary, sampling
-from ninfer.program.executors import cpu_memory
+from ninfer.ops import linear, sampling
 from ninfer.program.executors.cpu import CpuExecutor
-from ninfer.program.executors.cpu_batch import TokenBatch, prefill_batch
 from ninfer.program.executors.cpu_memory import DraftShape, KvShape
-from ninfer.program.executors.cpu_model import CpuModel
-from ninfer.program.executors.cpu_mtp import CpuMtp, MtpModel, mtp_shape
+from ninfer.program.executors.cpu_mtp import MtpModel, mtp_shape
 from tests.e2e.test_goldens import GOLDENS, load_prompts
 from tests.helpers import executor_driver as driver
 from tests.helpers import mtp_driver
 from tests.helpers.checkpoints import CheckpointSpec, write_checkpoint
 from tests.helpers.executor_driver import DrivenSequence
 from tests.helpers.fixed_mask import FixedMask
-from tests.helpers.mtp_driver import draft_image, ids_of, run_round
+from tests.helpers.mtp_driver import ModuleParts, draft_image, ids_of, run_round
 from tests.helpers.tolerance import GOLDEN, assert_close
 
 CASES = ("qwen3_5-dense", "qwen3_5-moe")
@@ -51,27 +48,10 @@ def dense() -> Iterator[CpuExecutor]:
     executor.close()
 
 
-class Parts:
-    """Model and module of a golden case without an executor, for one sequence."""
-
-    def __init__(self, case: str, positions: IntArray | None = None, delta: int = 0) -> None:
-        source = open_model(GOLDENS / case / "model")
-        config, weights = source.config, mtp_driver.read_all(source)
-        memory = cpu_memory.allocate(config, driver.default_capacity(), mtp_shape(config))
-        self.model = CpuModel(config, weights, memory)
-        self.module = CpuMtp(config, weights, self.model, memory)
-        self._frequencies = rotary.frequencies(config.attention.rope)
-        self._target = driver.sequence(0, positions=positions, rope_delta=delta)
-
-    def batch(self, token_ids: Sequence[int]) -> TokenBatch:
-        """From the beginning, at once."""
-        row = self._target.row(token_ids, samples=False)
-        return prefill_batch(row, 0, len(token_ids), self._frequencies)
-
-    def hidden(self, token_ids: Sequence[int]) -> FloatArray:
-        """[n, C] behind the final norm."""
-        *_, stream = self.model.hidden_states(self.batch(token_ids))
-        return self.model.final_norm(stream)
+def parts_of(case: str, positions: IntArray | None = None, delta: int = 0) -> ModuleParts:
+    target = driver.sequence(0, positions=positions, rope_delta=delta)
+    source = open_model(GOLDENS / case / "model")
+    return ModuleParts(source.config, mtp_driver.read_all(source), target)
 
 
 def prompt_of(case: str, index: int = 0) -> list[int]:
@@ -106,13 +86,22 @@ async def text_of(
 @pytest.mark.parametrize("name", ["p7", "p65"])
 def test_the_module_agrees_with_an_independent_implementation(case: str, name: str) -> None:
     """There the pairs lie a place earlier: (x_(p+1), h_p) at p, the last x being the answer's."""
-    parts, golden = Parts(case), load_prompts(case)[name]
+    parts, golden = parts_of(case), load_prompts(case)[name]
     hidden = parts.hidden(golden.prompt)
     outputs = parts.module.run(parts.batch([*golden.prompt[1:], golden.greedy[0]]), hidden)
     logits = parts.model.head(outputs, linear.reference)
     for got, want in ((outputs, "mtp_hidden"), (logits, "mtp_logits")):
         wanted = golden.arrays[want]
         assert_close(got[-len(wanted) :], wanted, GOLDEN)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_target_gives_what_is_behind_its_final_norm(case: str) -> None:
+    """The demo model's final norm is too even to tell."""
+    parts, golden = parts_of(case), load_prompts(case)["p7"]
+    batch = parts.batch([*golden.prompt[1:], golden.greedy[0]])
+    outputs = parts.module.run(batch, parts.stream(golden.prompt))
+    assert np.abs(outputs - golden.arrays["mtp_hidden"]).max() > 100 * GOLDEN.absolute
 
 
 @pytest.mark.parametrize("delta", [0, -4])
@@ -129,7 +118,7 @@ async def test_a_proposal_is_the_chain_of_the_module_over_all_pairs(
         executor, [target], [driver.taken(output).token_id], [()], num_proposed=5
     )
     token_ids = [*target.tokens, driver.taken(output).token_id]
-    parts = Parts(case, positions, delta)
+    parts = parts_of(case, positions, delta)
     hidden = np.pad(parts.hidden(target.tokens), ((1, 0), (0, 0)))
     for guess in output.proposal:
         outputs = parts.module.run(parts.batch(token_ids), hidden)
