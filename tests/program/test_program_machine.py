@@ -4,7 +4,7 @@ the pure function at the end of each."""
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import pytest
@@ -56,6 +56,7 @@ class Model:
     handle: SequenceHandle
     frontier: int = 0
     accepted: list[int] = field(default_factory=list)
+    proposal: tuple[int, ...] = ()
     num_pages: int = 0
     has_provisional: bool = False
     has_ended: bool = False
@@ -80,11 +81,14 @@ class Model:
 
 
 class ProgramMachine(RuleBasedStateMachine):
+    has_draft_model = False
+
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.executor = FakeExecutor(VOCAB_SIZE, CAPACITY)
-        self.program = ModelProgram(hybrid_config(vocab_size=VOCAB_SIZE), self.executor, CAPACITY)
+        capacity = replace(CAPACITY, has_draft_model=self.has_draft_model)
+        self.executor = FakeExecutor(VOCAB_SIZE, capacity)
+        self.program = ModelProgram(hybrid_config(vocab_size=VOCAB_SIZE), self.executor, capacity)
         self.models: list[Model] = []
         self.num_opened = 0
 
@@ -152,11 +156,22 @@ class ProgramMachine(RuleBasedStateMachine):
         rows = [model for model in chosen if self.reserve(model, 1)]
         drafts = [self.draft(data, model) for model in rows] if data.draw(st.booleans()) else []
         goes_on = not any(drafts) and data.draw(st.booleans()) and ending not in ("abort", "cancel")
+        num_proposed = [
+            data.draw(st.integers(0, CAPACITY.max_draft_tokens))
+            if self.has_draft_model and not model.is_behind
+            else 0
+            for model in rows
+        ]
         if rows:
-            self.loop.run_until_complete(self.run_decode(rows, drafts, ending, goes_on))
+            self.loop.run_until_complete(
+                self.run_decode(rows, drafts, num_proposed, ending, goes_on)
+            )
 
     def draft(self, data: st.DataObject, model: Model) -> list[int]:
-        """Right as far as a number says, as long as there are pages; none for a row behind."""
+        """Right as far as a number says, as long as there are pages; none for a row behind. Or what
+        the draft model proposed."""
+        if self.has_draft_model and data.draw(st.booleans()) and model.proposal:
+            return list(model.proposal) if self.reserve(model, 1 + len(model.proposal)) else []
         limit = min(CAPACITY.max_draft_tokens, CAPACITY.max_context - model.frontier - 1)
         size = 0 if model.is_behind else data.draw(st.integers(0, limit))
         num_right = data.draw(st.integers(0, size))
@@ -190,15 +205,23 @@ class ProgramMachine(RuleBasedStateMachine):
         await self.settle(batch, [model], ending)
 
     async def run_decode(
-        self, rows: list[Model], drafts: list[list[int]], ending: Ending, goes_on: bool
+        self,
+        rows: list[Model],
+        drafts: list[list[int]],
+        num_proposed: list[int],
+        ending: Ending,
+        goes_on: bool,
     ) -> None:
         if ending in ("device_error", "non_finite"):
             self.executor.faults[len(self.executor.calls)] = Fault(ending)
         handles = [model.handle for model in rows]
         batch = self.program.launch_decode(
-            handles, drafts=[Draft(tuple(draft)) for draft in drafts], goes_on=goes_on
+            handles,
+            drafts=[Draft(tuple(draft)) for draft in drafts],
+            num_proposed=num_proposed,
+            goes_on=goes_on,
         )
-        for model in rows if goes_on else ():
+        for model in rows if goes_on and not self.has_draft_model else ():
             needed = -(-(model.frontier + 2) // 64)
             num_free = CAPACITY.num_pages - sum(other.num_pages for other in self.models)
             if model.frontier + 2 <= CAPACITY.max_context and needed - model.num_pages <= num_free:
@@ -229,6 +252,9 @@ class ProgramMachine(RuleBasedStateMachine):
                 model.frontier += len(output.tokens) if has_draft else batch.num_inputs[index]
                 model.has_provisional = False
             model.accepted += tokens[index][: accepted[index]]
+            is_whole = accepted[index] == len(tokens[index])
+            is_room_left = model.frontier + 1 + len(output.proposal) <= CAPACITY.max_context
+            model.proposal = output.proposal if is_whole and is_room_left else ()
 
     async def wait(self, batch: PendingBatch, ending: Ending) -> bool:
         """Complete the unit; False when it has to be aborted."""
@@ -264,5 +290,11 @@ class ProgramMachine(RuleBasedStateMachine):
             assert model.accepted == expected
 
 
+class ProposingMachine(ProgramMachine):
+    has_draft_model = True
+
+
 TestProgramMachine = ProgramMachine.TestCase
 TestProgramMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestProposingMachine = ProposingMachine.TestCase
+TestProposingMachine.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
