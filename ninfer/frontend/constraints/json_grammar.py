@@ -285,8 +285,7 @@ class _Writer:
         for name in names:
             value = self.value(all_of(said_of(case, name)))
             if value is not None:
-                rule = self.rules.rule(f'{spelled(name)} ":" {value}')
-                members.append(Member(rule, name in required))
+                members.append(Member(f'{spelled(name)} ":" {value}', name in required))
             elif name in required:
                 return None
         others = self._other_members(case, names, patterns)

@@ -4,6 +4,9 @@
     rest[i, n]   a comma and a member, or nothing where the object may end
 
 n is counted where a bound of it matters, up to the number from which on all are alike.
+
+A parser looks at every member that may come next, at each place where one may. So the ways of
+next[i, n] are written out, a block of members at a time, rather than each as "this or a later one".
 """
 
 from __future__ import annotations
@@ -17,13 +20,16 @@ from ninfer.frontend.constraints.unenforceable import Unenforceable
 
 _MAX_PLACES: Final = 20_000
 """Of rules that count members."""
+_LONGEST_BLOCK: Final = 16
+_MAX_WAYS: Final = 12_000
+"""About the most that are written out: the library has room for some 60,000 symbols."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """`rule` is its name and its value."""
+    """`body` is its name and its value."""
 
-    rule: str
+    body: str
     is_required: bool
 
 
@@ -42,15 +48,21 @@ class MemberSequence:
         self._last_required = required[-1] if required else -1
         self._drop_idle_bounds(len(required))
         self._cap = max(self._least, 0 if self._most is None else self._most + 1)
-        if (len(members) + 1) * (self._cap + 1) > _MAX_PLACES + len(members):
+        num_places = (len(members) + 1) * (self._cap + 1)
+        if num_places > _MAX_PLACES:
             raise Unenforceable("counts too many members")
+        self._block = max(1, min(_LONGEST_BLOCK, _MAX_WAYS // num_places))
 
     def braced(self) -> str | None:
         """The objects, None when there are none."""
         following, rests = self._behind_the_last()
+        ways = [[] if name is None else [name] for name in following]
         for index in reversed(range(len(self._members))):
-            following = [self._next(index, n, following, rests) for n in range(self._cap + 1)]
+            ways = [self._ways(index, n, ways[n], rests) for n in range(self._cap + 1)]
+            following = [self._rules.rule(" | ".join(way)) if way else None for way in ways]
             rests = [self._rest(index, n, following[n]) for n in range(self._cap + 1)]
+            if index % self._block == 0:
+                ways = [[] if name is None else [name] for name in following]
         first, may_be_empty = following[0], self._may_end(0, 0)
         if first is None:
             return '"{" "}"' if may_be_empty else None
@@ -72,22 +84,17 @@ class MemberSequence:
                 if n == self._cap:
                     following[n] = self._rules.rule(f'{others} ("," {others})*')
                 else:
-                    following[n] = self._joined(others, rests[n + 1])
+                    rest = rests[n + 1]
+                    following[n] = None if rest is None else f"{others} {rest}".rstrip()
             rests[n] = self._rest(count, n, following[n])
         return following, rests
 
-    def _next(
-        self, index: int, n: int, following: list[str | None], rests: list[str | None]
-    ) -> str | None:
-        """`following` and `rests` are those of the next member."""
-        member, ways = self._members[index], list[str]()
-        if self._may_grow(n):
-            taken = self._joined(member.rule, rests[min(n + 1, self._cap)])
-            ways += [taken] if taken is not None else []
-        skipped = following[n]
-        if not member.is_required and skipped is not None:
-            ways.append(skipped)
-        return self._rules.rule(" | ".join(ways)) if ways else None
+    def _ways(self, index: int, n: int, skipped: list[str], rests: list[str | None]) -> list[str]:
+        """Of next[index, n], given those of the next member and the rests behind this one."""
+        member = self._members[index]
+        rest = rests[min(n + 1, self._cap)] if self._may_grow(n) else None
+        taken = [] if rest is None else [f"{member.body} {rest}".rstrip()]
+        return taken if member.is_required else taken + skipped
 
     def _rest(self, index: int, n: int, following: str | None) -> str | None:
         """An empty text is the one way to end."""
@@ -95,9 +102,6 @@ class MemberSequence:
         if following is None:
             return "" if may_end else None
         return self._rules.rule(f'("," {following})?' if may_end else f'"," {following}')
-
-    def _joined(self, member: str, rest: str | None) -> str | None:
-        return None if rest is None else f"{member} {rest}".rstrip()
 
     def _may_end(self, index: int, n: int) -> bool:
         is_few = self._most is None or n <= self._most
