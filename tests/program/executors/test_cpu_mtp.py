@@ -104,6 +104,26 @@ def test_the_target_gives_what_is_behind_its_final_norm(case: str) -> None:
     assert np.abs(outputs - golden.arrays["mtp_hidden"]).max() > 100 * GOLDEN.absolute
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_norms_have_the_offset_of_the_model(case: str) -> None:
+    """Weights with the offset in them, and none to be added, are the same module."""
+    source, golden = open_model(GOLDENS / case / "model"), load_prompts(case)["p7"]
+    weights = mtp_driver.read_all(source)
+    plain = {
+        name: array + 1.0 if name.endswith("norm") and ".gdn." not in name else array
+        for name, array in weights.items()
+    }
+    for name in ("mtp.norm_embedding", "mtp.norm_hidden"):
+        plain[name] = weights[name] + 1.0
+    config = dataclasses.replace(source.config, norm_offset=0.0)
+    assert source.config.norm_offset == 1.0
+    found = []
+    for parts in (ModuleParts(source.config, weights), ModuleParts(config, plain)):
+        hidden = parts.hidden(golden.prompt)
+        found.append(parts.module.run(parts.batch(golden.prompt), hidden))
+    assert (found[0] == found[1]).all()
+
+
 @pytest.mark.parametrize("delta", [0, -4])
 async def test_a_proposal_is_the_chain_of_the_module_over_all_pairs(
     loaded: tuple[str, CpuExecutor], delta: int
