@@ -17,7 +17,7 @@ import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import cycle, islice
 from pathlib import Path
@@ -31,43 +31,52 @@ LENGTHS: Final = (1, 2, 3, 4, 5, 7)
 MOST_ROWS: Final = 8
 
 
-def settings(num_passes: int) -> Iterator[Setting]:
-    for number in range(num_passes):
-        for place, length in enumerate(LENGTHS):
-            for lanes in range(1, MOST_ROWS + 1):
-                turn = number + place + lanes
-                is_short = turn % 3 == 0
-                yield Setting(
-                    length,
-                    lanes,
-                    shift=2 * number,
-                    has_draft_model=turn % 4 > 0,
-                    num_pages=small_pool(lanes) if is_short else 8 * lanes,
-                    host_blocks=64 if is_short and turn % 2 else 0,
-                    num_cancelled=turn % 2,
-                )
+def settings_of(number: int) -> Iterator[Setting]:
+    """All draft lengths and batch sizes, in one pass."""
+    for place, length in enumerate(LENGTHS):
+        for lanes in range(1, MOST_ROWS + 1):
+            turn = number + place + lanes
+            is_short = turn % 3 == 0
+            yield Setting(
+                length,
+                lanes,
+                shift=2 * number,
+                has_draft_model=turn % 4 > 0,
+                num_pages=small_pool(lanes) if is_short else 8 * lanes,
+                host_blocks=64 if is_short and turn % 2 else 0,
+                num_cancelled=turn % 2,
+            )
 
 
-async def check(num_prompts: int, num_tokens: int, num_passes: int) -> dict[str, Any]:
+async def check(
+    num_prompts: int,
+    num_tokens: int,
+    num_passes: int,
+    report: Callable[[dict[str, Any]], None],
+) -> None:
+    """`report` is told of everything so far after each pass."""
     matrix = Matrix(load_guided_model(), cases(num_prompts, num_tokens))
     started = time.process_time()
     await matrix.ask_plain()
     print(f"plain: {time.process_time() - started:.0f} s of processor time", flush=True)
     tally, indices = Tally(), cycle(range(num_prompts))
-    for setting in settings(num_passes):
-        await matrix.check(setting, tuple(islice(indices, setting.lanes)), tally)
-        if setting.lanes == MOST_ROWS:
-            print(
-                f"{setting.draft_tokens} drafted tokens: {tally.num_requests} answers,"
-                f" {len(tally.differing)} differ,"
-                f" {time.process_time() - started:.0f} s of processor time",
-                flush=True,
-            )
+    for number in range(num_passes):
+        for setting in settings_of(number):
+            await matrix.check(setting, tuple(islice(indices, setting.lanes)), tally)
+        report(
+            {
+                "prompts": num_prompts,
+                "tokens_a_prompt": num_tokens,
+                "passes": number + 1,
+                "plain_tokens": sum(len(item.tokens) for item in matrix.plain),
+                **figures(tally),
+                "processor_s": round(time.process_time() - started),
+            }
+        )
+
+
+def figures(tally: Tally) -> dict[str, Any]:
     return {
-        "prompts": num_prompts,
-        "tokens_a_prompt": num_tokens,
-        "passes": num_passes,
-        "plain_tokens": sum(len(item.tokens) for item in matrix.plain),
         "settings": tally.num_settings,
         "answers": tally.num_requests,
         "tokens": tally.num_tokens,
@@ -85,7 +94,6 @@ async def check(num_prompts: int, num_tokens: int, num_passes: int) -> dict[str,
             }
             for source, counts in tally.drafts.items()
         ],
-        "processor_s": round(time.process_time() - started),
     }
 
 
@@ -96,15 +104,22 @@ def main() -> int:
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    found = asyncio.run(check(arguments.prompts, arguments.tokens, arguments.passes))
-    print(
-        f"{found['answers']} answers of {found['tokens']} tokens in {found['settings']} settings,"
-        f" {found['pauses']} pauses, {found['cancelled']} cancelled:"
-        f" {len(found['differing'])} differ"
-    )
-    if arguments.json is not None:
-        write_record(arguments.json, {**host(), **found})
-    return 1 if found["differing"] else 0
+    differing = 0
+
+    def report(found: dict[str, Any]) -> None:
+        nonlocal differing
+        differing = len(found["differing"])
+        print(
+            f"{found['answers']} answers of {found['tokens']} tokens in {found['settings']}"
+            f" settings, {found['pauses']} pauses, {found['cancelled']} cancelled:"
+            f" {differing} differ ({found['processor_s']} s of processor time)",
+            flush=True,
+        )
+        if arguments.json is not None:
+            write_record(arguments.json, {**host(), **found})
+
+    asyncio.run(check(arguments.prompts, arguments.tokens, arguments.passes, report))
+    return 1 if differing else 0
 
 
 if __name__ == "__main__":

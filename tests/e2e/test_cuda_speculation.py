@@ -10,13 +10,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from ninfer.contract.generation import GenerationRequest
 from ninfer.engine.core import Engine
 from ninfer.engine.speculation.drafter import MakeDrafter
 from ninfer.engine.speculation.row_drafter import RowDrafter
 from ninfer.options import EngineOptions
 from ninfer.program.cuda_loader import load_cuda
 from ninfer.program.program import ModelProgram
-from tests.e2e.test_speculation import VOCAB_SIZE, requests, shown
 from tests.helpers.cuda_models import require_device
 from tests.helpers.guided_rig import (
     MAX_CONTEXT,
@@ -26,6 +26,7 @@ from tests.helpers.guided_rig import (
     load_guided_model,
 )
 from tests.helpers.oracle_drafter import oracles
+from tests.helpers.speculation_matrix import KINDS, cases, request_of, shown
 
 pytestmark = pytest.mark.gpu
 
@@ -57,6 +58,10 @@ async def engine_on_device(
         await engine.aclose()
 
 
+async def requests(model: GuidedModel) -> list[GenerationRequest]:
+    return [await request_of(model, case) for case in cases(len(KINDS), 50)]
+
+
 @pytest.fixture(scope="module")
 def model() -> GuidedModel:
     return load_guided_model()
@@ -78,13 +83,15 @@ async def test_random_drafts_change_nothing(
 ) -> None:
     """They know what is coming and are wrong from some place on; with mtp every other one is its
     proposal."""
+    vocab_size = model.source.config.vocab_size
     drafters = oracles(
-        lambda request: plain[request.sampling.seed].token_ids, VOCAB_SIZE, draft_tokens
+        lambda request: plain[request.sampling.seed].token_ids, vocab_size, draft_tokens
     )
     async with engine_on_device(
         model, drafters, spec=spec, draft_tokens=draft_tokens, max_concurrency=lanes
     ) as engine:
-        assert shown(await answers(engine, await requests(model))) == shown(plain)
+        found = await answers(engine, await requests(model))
+        assert list(map(shown, found)) == list(map(shown, plain))
         drafts = engine.metrics.drafts
         assert drafts.accepted_at[draft_tokens - 1] > 0
         assert drafts.accepted_total < drafts.drafted_total
@@ -95,7 +102,8 @@ async def test_the_own_drafter_changes_nothing(
     model: GuidedModel, plain: list[GuidedAnswer], spec: str
 ) -> None:
     async with engine_on_device(model, spec=spec) as engine:
-        assert shown(await answers(engine, await requests(model))) == shown(plain)
+        found = await answers(engine, await requests(model))
+        assert list(map(shown, found)) == list(map(shown, plain))
         drafts = engine.metrics.drafts
         print(f"{spec}: {drafts.accepted_total} of {drafts.drafted_total} accepted")
         assert drafts.accepted_total > 0

@@ -62,7 +62,7 @@ KINDS: Final = (
     Case("Write about {}.", {**_ENDLESS, "temperature": 1.3, "top_k": 30, "min_p": 0.05}),
     Case(STORY, {"min_tokens": 60, "temperature": 0.8, "top_logprobs": 3}),
     Case("Describe {}.", {**_ENDLESS, "logit_bias": ((12, 4.0), (300, -50.0), (77, 3.0))}),
-    Case(STORY, {**_ENDLESS, "stop": (" said", "the end", ". Then", " very"), "temperature": 0.6}),
+    Case(STORY, {**_ENDLESS, "stop": (" said", " named", ". Then", " very"), "temperature": 0.6}),
     Case("Who likes {}?", {"constraint": constraint("json_schema", PERSON), "temperature": 1.1}),
     Case("List things like {}.", {"constraint": constraint("json_schema", LIST)}),
     Case(
@@ -91,6 +91,10 @@ def cases(num_prompts: int, num_tokens: int) -> list[Case]:
         fields = {"max_tokens": num_tokens, **kind.fields, "seed": index}
         found.append(Case(kind.text.replace("{}", subject), fields, kind.thinks, kind.declares))
     return found
+
+
+async def request_of(model: GuidedModel, case: Case) -> GenerationRequest:
+    return await model.request(case.text, thinks=case.thinks, declares=case.declares, **case.fields)
 
 
 class Source(Enum):
@@ -191,10 +195,7 @@ class Matrix:
                 tally.differing.append((setting, index))
 
     async def _request(self, index: int) -> GenerationRequest:
-        case = self._cases[index]
-        return await self._model.request(
-            case.text, thinks=case.thinks, declares=case.declares, **case.fields
-        )
+        return await request_of(self._model, self._cases[index])
 
     async def _cut_off(
         self, engine: Engine, request: GenerationRequest, index: int
@@ -210,7 +211,7 @@ class Matrix:
         tally.ends[_end_of(item)] += 1
         if item.drafts is not None:
             tally.drafts[source] += item.drafts
-        if _shown(item) != _shown(plain):
+        if shown(item) != shown(plain):
             tally.differing.append((setting, index))
 
     def _drafters(self, setting: Setting) -> MakeDrafter:
@@ -243,7 +244,7 @@ def _end_of(item: GuidedAnswer) -> str:
     return reason.value
 
 
-def _shown(item: GuidedAnswer) -> tuple[Any, ...]:
+def shown(item: GuidedAnswer) -> tuple[Any, ...]:
     """All that a client sees of it."""
     return (
         item.content,
