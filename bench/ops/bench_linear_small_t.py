@@ -26,10 +26,11 @@ from bench.common.read_rate import measure_read_rate
 from bench.common.record import environment, write_record
 from bench.common.timing import time_chain
 from ninfer.kernels.library import KernelLibrary
-from ninfer.ops import linear_pack, linear_small_t
+from ninfer.ops import linear_pack, linear_plan, linear_small_t
 from ninfer.ops.float_codecs import e2m1_to_float, e4m3_to_float
 from ninfer.ops.linear_packing import E2M1_SHIFT, ImageLayout, WeightFormat
-from ninfer.ops.linear_small_t import LinearPlan, PackedLinear, RingShape
+from ninfer.ops.linear_plan import LinearPlan, RingShape
+from ninfer.ops.linear_small_t import PackedLinear
 
 SHAPES: Final = {
     "4b in_proj": (12352, 2560),
@@ -115,7 +116,7 @@ class Bench:
         x = _random_x(tokens, layout.columns)
         y = cp.empty((len(case.packed), tokens, layout.rows), cp.uint16)
         workspace = _workspace(plan)
-        shape = ring or linear_small_t.shape_ring(plan, tokens, self.kernels.limits)
+        shape = ring or linear_plan.shape_ring(plan, tokens, self.kernels.limits)
 
         def enqueue(index: int) -> None:
             linear_small_t.launch(
@@ -193,11 +194,11 @@ def _ring_rows(
         case = bench.make_case(name, fmt, strips)
         layout = case.packed[0].plan.layout
         for blocks, resident, stages in RINGS:
-            if blocks * linear_small_t.threads(fmt) > MAX_THREADS:
+            if blocks * linear_plan.threads(fmt) > MAX_THREADS:
                 continue
             plan = LinearPlan(layout, min(layout.units, blocks * limits.num_multiprocessors))
             for tokens, lookahead in RING_AHEAD:
-                ring = linear_small_t.fit_ring(
+                ring = linear_plan.fit_ring(
                     plan, tokens, limits,
                     resident_blocks=resident, max_stages=stages, lookahead=lookahead,
                 )  # fmt: skip

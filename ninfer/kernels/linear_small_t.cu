@@ -1,7 +1,7 @@
 // linear_small_t: y[t, n] = sum_k x[t, k] * W[n, k] for few columns t, with fused ends.
 //
 // Contract: ninfer/ops/linear_small_t.py. Weight image: ninfer/ops/linear_packing.py.
-// Entries: linear_small_t_<format>_<8 or 16>, T up to 8 or 16; one block shape a format.
+// Entries: linear_small_t_<format>_<8, 16, 24 or 32>, T up to that; one block shape a format.
 //
 // The image is one long row of units of eight 2 KiB parts, row block after row block; a part is 32
 // rows by 32 (bf16), 64 (e4m3) or 128 (e2m1) columns. Thread block b owns units
@@ -14,6 +14,9 @@
 //
 // Sums travel between blocks as words that are never all ones: the reader polls the data itself
 // and leaves ones behind. All blocks of the grid must therefore be resident at once.
+//
+// A window of x is in shared memory. Where all that a stretch needs does not fit, there are two windows, and
+// one is on its way while the other is multiplied.
 //
 // Bytes: the image once, x once a row block (from L2), partial sums (in L2). The fragment-major
 // layout and the striped split are ideas of IST-DASLab/marlin.
@@ -28,6 +31,7 @@
 namespace {
 
 constexpr int kMaxStages = 12;
+constexpr int kMaxTokens = 32;
 constexpr int kUnitsAhead = 4;  // of a piece's end, when what the end needs is asked for
 constexpr u32 kEmpty = 0xffffffffu;  // no arithmetic yields this pattern
 
@@ -36,9 +40,13 @@ struct Shape {
   static constexpr int kWarps = kPartsPerUnit * Format::kWarpsPerPart;  // consumers; one more warp fills the ring
   static constexpr int kConsumers = kWarps * 32;
   static constexpr int kThreads = kConsumers + 32;
-  // Blocks whose registers fit a multiprocessor: two of one kernel, or of a kernel and the next.
-  static constexpr int kResident = __CUDA_ARCH__ == 900 && Format::kWarpsPerPart == 1 ? 2 : 1;
 };
+
+// Blocks whose registers fit a multiprocessor: two of one kernel, or of a kernel and the next. With 32 columns
+// of e2m1 one does.
+template <class Format, int kTiles>
+constexpr int kResident =
+    __CUDA_ARCH__ == 900 && Format::kWarpsPerPart == 1 && (Format::kPartSlab == 0 || kTiles < 4) ? 2 : 1;
 
 enum Epilogue : int { kStoreBf16 = 0, kStoreFloat = 1, kAddResidual = 2, kSwiglu = 3 };
 
@@ -62,14 +70,15 @@ struct LinearParams {
   int strips_per_block;     // 1, 2, 4 or 8; the warps split k
   int last_strips;          // strips of the last row block
   int stages;
-  int window;               // columns k of x in shared memory at once
+  int window;               // columns k of x in a window
   int epilogue;
   int num_square_sums;
   float norm_eps;
   float norm_offset;        // added to norm_weight
   int lookahead;            // units beyond the first ring that are called into the L2 at the start
+  int windows;              // 1 or 2; from 17 columns on 1 means that it holds all that a stretch needs
 };
-static_assert(sizeof(LinearParams) == 136, "ninfer/ops/linear_small_t.py mirrors this struct");
+static_assert(sizeof(LinearParams) == 144, "ninfer/ops/linear_small_t.py mirrors this struct");
 
 // Position in the ring; the parity flips at every wrap.
 struct RingPosition {
@@ -83,8 +92,17 @@ struct RingPosition {
   }
 };
 
+// Whether a window may keep whole rows of x for all row blocks of a stretch. Many columns seldom fit, and
+// registers are short: they have two windows, or one that holds all of the stretch.
+template <int kTiles>
+constexpr bool kKeepsRows = kTiles <= 2;
+
+// Column tiles whose sums come in at once: more would take shared memory from x, and registers.
+template <int kTiles>
+constexpr int kTilesAtOnce = kTiles < 2 ? kTiles : 2;
+
 // Shared memory: the ring, then at fixed distances its barriers, 1 / rms of every column t, sums of
-// the warps that share rows with another; last the window of x.
+// the warps that share rows with another; last the windows of x.
 struct SharedLayout {
   u32 ring, full;
 
@@ -95,10 +113,10 @@ struct SharedLayout {
   }
   __device__ __forceinline__ u32 empty() const { return full + kMaxStages * 8; }
   __device__ __forceinline__ u32 scales() const { return full + kMaxStages * 16; }
-  __device__ __forceinline__ u32 scratch() const { return full + kMaxStages * 16 + 64; }
+  __device__ __forceinline__ u32 scratch() const { return scales() + kMaxTokens * 4; }
   template <class Format, int kTiles>
-  __device__ __forceinline__ u32 window(const LinearParams& p) const {
-    return scratch() + (Shape<Format>::kWarps - p.strips_per_block) * (kTiles * 1024);
+  __device__ __forceinline__ u32 windows(const LinearParams& p) const {
+    return scratch() + (Shape<Format>::kWarps - p.strips_per_block) * (kTilesAtOnce<kTiles> * 1024);
   }
 };
 
@@ -108,6 +126,12 @@ struct Stretch {
 
   __device__ __forceinline__ explicit Stretch(const LinearParams& p)
       : begin(first_of(p, blockIdx.x)), end(first_of(p, blockIdx.x + 1)) {}
+
+  // The first unit of the piece that ends before `unit`, worked out anew where registers are short.
+  static __device__ __forceinline__ int piece_begin(const LinearParams& p, int unit) {
+    const int block_begin = static_cast<u32>(unit - 1) / static_cast<u32>(p.units_per_block) * p.units_per_block;
+    return max(first_of(p, opaque(blockIdx.x)), block_begin);
+  }
 
   static __device__ __forceinline__ int first_of(const LinearParams& p, u32 block) {
     return static_cast<int>(block * units(p) / gridDim.x);
@@ -192,7 +216,7 @@ __device__ void load_norm_scales(const LinearParams& p, u32 scales, int warp, in
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) sum += values[i];
     }
-    const float scale = 1.f / sqrtf(warp_sum(sum) / p.columns + p.norm_eps);
+    const float scale = 1.f / sqrtf(warp_sum(sum) / opaque(p.columns) + p.norm_eps);
     if (lane == 0) asm volatile("st.shared.f32 [%0], %1;" ::"r"(scales + t * 4), "f"(scale));
   }
 }
@@ -229,22 +253,39 @@ struct WindowRange {
 
 template <class Format>
 __device__ __forceinline__ u32 window_pitch(const LinearParams& p) {
-  return (p.window + Format::kPitchPad) * 2;
+  return (opaque(p.window) + Format::kPitchPad) * 2;
 }
 
-// Copies a window; zeros from K to the end of its unit. Every copy is in flight before the first wait.
-// Thread blocks begin at different places: all of them read the same x at the same time.
+// A thread's way over the vectors of a window's rows: those of one row, then those of the next.
+template <class Format>
+struct WindowWalk {
+  int vectors, row, vector;
+  int row_step, vector_step;
+
+  __device__ __forceinline__ WindowWalk(int row_vectors, u32 start)
+      : vectors(row_vectors),
+        row(start / static_cast<u32>(vectors)),
+        vector(start - row * vectors),
+        row_step(Shape<Format>::kConsumers / static_cast<u32>(vectors)),
+        vector_step(Shape<Format>::kConsumers - row_step * vectors) {}
+  // On by as many vectors as there are consumers.
+  __device__ __forceinline__ void advance() {
+    row += row_step, vector += vector_step;
+    if (vector >= vectors) vector -= vectors, ++row;
+  }
+};
+
+// Begins to copy a window; zeros from K to the end of its unit. Thread blocks begin at different
+// places: all of them read the same x at the same time.
 template <class Format>
 __device__ void copy_window(const LinearParams& p, u32 window, u32 pitch, const WindowRange& range, int thread) {
-  constexpr int kConsumers = Shape<Format>::kConsumers;
   const int total = range.vectors * p.tokens;
-  const int start = static_cast<int>(static_cast<u32>(total) * blockIdx.x / gridDim.x) + thread;
-  int t = start / range.vectors, v = start - t * range.vectors;
+  WindowWalk<Format> at(range.vectors, static_cast<u32>(total) * blockIdx.x / gridDim.x + thread);
 #pragma unroll 1
-  for (int i = thread; i < total; i += kConsumers, v += kConsumers) {
-    while (v >= range.vectors) v -= range.vectors, ++t;
+  for (int i = thread; i < total; i += Shape<Format>::kConsumers, at.advance()) {
+    int t = at.row;
     while (t >= p.tokens) t -= p.tokens;
-    const int k = range.column(v);
+    const int v = at.vector, k = range.column(v);
     const u16* from = p.x + static_cast<size_t>(t) * p.x_stride + (k < p.columns ? k : 0);
     copy_shared_16(window + t * pitch + v * 16, from, k < p.columns);
   }
@@ -256,10 +297,10 @@ __device__ void normalise_window(const LinearParams& p, u32 scales, u32 window, 
                                  const WindowRange& range, int thread) {
   constexpr int kColumnGroup = kTiles == 1 && Format::kWarpsPerPart > 1 ? 2 : 1;
   const int total = range.vectors * ((p.tokens + kColumnGroup - 1) / kColumnGroup);
+  WindowWalk<Format> walk(range.vectors, thread);
 #pragma unroll 1
-  for (int i = thread, v = thread, t = 0; i < total; i += Shape<Format>::kConsumers, v += Shape<Format>::kConsumers) {
-    while (v >= range.vectors) v -= range.vectors, t += kColumnGroup;
-    const int k = range.column(v);
+  for (int i = thread; i < total; i += Shape<Format>::kConsumers, walk.advance()) {
+    const int t = walk.row * kColumnGroup, v = walk.vector, k = range.column(v);
     if (k >= p.columns) continue;
     const uint4 weight = __ldg(reinterpret_cast<const uint4*>(p.norm_weight + k));
     const u32 at = window + t * pitch + v * 16;
@@ -277,24 +318,16 @@ __device__ void normalise_window(const LinearParams& p, u32 scales, u32 window, 
   }
 }
 
-// x for some units, visible to all consumers; `is_first` of the stretch.
-template <class Format, int kTiles>
-__device__ __forceinline__ void load_window(const LinearParams& p, u32 scales, u32 window, const WindowRange& range,
-                                            bool is_first, int thread) {
-  const u32 pitch = window_pitch<Format>(p);
-  copy_window<Format>(p, window, pitch, range, thread);
-  if (p.x_square_sums != nullptr) {
-    if (is_first) load_norm_scales<Format>(p, scales, thread / 32, thread % 32);
-    copy_shared_wait();
-    consumer_barrier<Format>();
-    normalise_window<Format, kTiles>(p, scales, window, pitch, range, thread);
-  } else {
-    copy_shared_wait();
-  }
-  consumer_barrier<Format>();
+// Fragments of sums go out and come in column tile by column tile: 2 * tile + row tile.
+template <int kTiles>
+__device__ __forceinline__ uint4 fragment(const Accumulators<kTiles>& sum, int index) {
+  const float* c = sum.at[index % 2][index / 2];
+  return make_uint4(__float_as_uint(c[0]), __float_as_uint(c[1]), __float_as_uint(c[2]), __float_as_uint(c[3]));
 }
 
-__device__ __forceinline__ void add_fragment(float (&c)[4], uint4 other) {
+template <int kTiles>
+__device__ __forceinline__ void add_fragment(Accumulators<kTiles>& sum, int index, uint4 other) {
+  float* c = sum.at[index % 2][index / 2];
   c[0] += __uint_as_float(other.x), c[1] += __uint_as_float(other.y);
   c[2] += __uint_as_float(other.z), c[3] += __uint_as_float(other.w);
 }
@@ -365,14 +398,24 @@ __device__ __forceinline__ void store_float(const LinearParams& p, const Strip& 
   }
 }
 
-// The residual of a lane's rows in a column, if there is one.
+// The residual of a lane's rows in a column; zeros if there is none.
 __device__ __forceinline__ void load_residual(const LinearParams& p, const Column& column, u32* values) {
-  if (p.epilogue != kAddResidual) return;
+  const bool has_residual = p.epilogue == kAddResidual && column.t < p.tokens;
 #pragma unroll
   for (int r = 0; r < 4; ++r) {
-    const bool is_real = column.t < p.tokens && column.row + r * 8 < p.rows;
+    const bool is_real = has_residual && column.row + r * 8 < p.rows;
     // y may be the residual: a lane reads its elements before it writes them.
     values[r] = is_real ? __ldcg(p.residual + column.at + r * 8) : 0;
+  }
+}
+
+// Those of kTilesAtOnce column tiles from `first_tile` on.
+template <int kTiles>
+__device__ __forceinline__ void load_residuals(const LinearParams& p, const Strip& strip, int first_tile,
+                                               u32 (&residual)[8 * kTilesAtOnce<kTiles>]) {
+#pragma unroll
+  for (int i = 0; i < 2 * kTilesAtOnce<kTiles>; ++i) {
+    if (first_tile + i / 2 < kTiles) load_residual(p, Column(p, strip, first_tile + i / 2, i % 2), residual + 4 * i);
   }
 }
 
@@ -395,26 +438,36 @@ __device__ __forceinline__ float store_bf16(const LinearParams& p, const Column&
   return squares;
 }
 
+// Column tiles from `first_tile` on whose residuals those are.
 template <int kTiles>
-__device__ __forceinline__ void store_rows(const LinearParams& p, const Strip& strip, u32 (&residual)[8],
-                                           bool has_residual, const Accumulators<kTiles>& sum) {
+__device__ __forceinline__ void store_tiles(const LinearParams& p, const Strip& strip, int first_tile,
+                                            const u32 (&residuals)[8 * kTilesAtOnce<kTiles>],
+                                            const Accumulators<kTiles>& sum) {
 #pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const Column column(p, strip, tile, i);
-      float values[4], squares = 0.f;
-      column_sums(sum, tile, i, values);
-      u32* own = residual + i * 4;
-      if (!has_residual) load_residual(p, column, own);
-      if (column.t < p.tokens) squares = store_bf16(p, column, own, values);
-      if (p.square_sums == nullptr) continue;
-      squares = row_group_sum(squares);
-      const int strips = (p.rows + kStripRows - 1) / kStripRows;
-      if (strip.lane < 4 && column.t < p.tokens) {
-        p.square_sums[column.t * strips + strip.index] = squares;
-      }
+  for (int i = 0; i < 2 * kTilesAtOnce<kTiles>; ++i) {
+    const int tile = first_tile + i / 2;
+    if (tile >= kTiles) break;
+    const Column column(p, strip, tile, i % 2);
+    float values[4], squares = 0.f;
+    column_sums(sum, tile, i % 2, values);
+    if (column.t < p.tokens) squares = store_bf16(p, column, residuals + 4 * i, values);
+    if (p.square_sums == nullptr) continue;
+    squares = row_group_sum(squares);
+    const int strips = (opaque(p.rows) + kStripRows - 1) / kStripRows;
+    if (strip.lane < 4 && column.t < p.tokens) {
+      p.square_sums[column.t * strips + strip.index] = squares;
     }
+  }
+}
+
+// Residuals come some tiles at once: a round trip for each would be seen.
+template <int kTiles>
+__device__ __forceinline__ void store_rows(const LinearParams& p, const Strip& strip, const Accumulators<kTiles>& sum) {
+#pragma unroll
+  for (int tile = 0; tile < kTiles; tile += kTilesAtOnce<kTiles>) {
+    u32 residuals[8 * kTilesAtOnce<kTiles>];
+    load_residuals<kTiles>(p, strip, tile, residuals);
+    store_tiles(p, strip, tile, residuals, sum);
   }
 }
 
@@ -434,10 +487,10 @@ __device__ __forceinline__ RowScales load_row_scales(const LinearParams& p, cons
   return scales;
 }
 
+// `has_residuals`: they were asked for before.
 template <int kTiles>
-__device__ __forceinline__ void finish_strip(const LinearParams& p, const Strip& strip,
-                                             const RowScales& scales, u32 (&residual)[8], bool has_residual,
-                                             Accumulators<kTiles>& sum) {
+__device__ __forceinline__ void finish_strip(const LinearParams& p, const Strip& strip, const RowScales& scales,
+                                             const u32 (&residuals)[8], bool has_residuals, Accumulators<kTiles>& sum) {
 #pragma unroll
   for (int i = 0; i < 2 * kTiles * 4; ++i) {
     const int row_tile = i / (kTiles * 4), upper = i % 4 / 2;
@@ -447,8 +500,10 @@ __device__ __forceinline__ void finish_strip(const LinearParams& p, const Strip&
     store_swiglu(p, strip, sum);
   } else if (p.epilogue == kStoreFloat) {
     store_float(p, strip, sum);
-  } else {
-    store_rows(p, strip, residual, has_residual, sum);
+  } else if (!has_residuals) {
+    store_rows(p, strip, sum);
+  } else if constexpr (kTiles == 1) {
+    store_tiles(p, strip, 0, residuals, sum);
   }
 }
 
@@ -458,23 +513,27 @@ template <class Format, int kTiles>
 __device__ void add_slices(const LinearParams& p, u32 scratch, int warp, int lane,
                            Accumulators<kTiles>& sum) {
   const int first = p.strips_per_block;
-  const u32 mine = scratch + (warp - first) * (kTiles * 1024) + lane * 16;
-  consumer_barrier<Format>();
-  if (warp >= first) {
+  constexpr int kFragments = 2 * kTilesAtOnce<kTiles>, kBytes = kFragments * 512;
+  const u32 mine = scratch + (warp - first) * kBytes + lane * 16;
 #pragma unroll
-    for (int i = 0; i < 2 * kTiles; ++i) {
-      const float* c = sum.at[i / kTiles][i % kTiles];
-      store_shared_16(mine + i * 512, make_uint4(__float_as_uint(c[0]), __float_as_uint(c[1]),
-                                                 __float_as_uint(c[2]), __float_as_uint(c[3])));
+  for (int done = 0; done < 2 * kTiles; done += kFragments) {
+    consumer_barrier<Format>();
+    if (warp >= first) {
+#pragma unroll
+      for (int i = 0; i < kFragments; ++i) {
+        if (done + i < 2 * kTiles) store_shared_16(mine + i * 512, fragment(sum, done + i));
+      }
     }
-  }
-  consumer_barrier<Format>();
-  if (warp >= first) return;
+    consumer_barrier<Format>();
+    if (warp >= first) continue;
 #pragma unroll 1
-  for (int other = warp + first; other < Shape<Format>::kWarps; other += first) {
-    const u32 theirs = scratch + (other - first) * (kTiles * 1024) + lane * 16;
+    for (int other = warp + first; other < Shape<Format>::kWarps; other += first) {
+      const u32 theirs = scratch + (other - first) * kBytes + lane * 16;
 #pragma unroll
-    for (int i = 0; i < 2 * kTiles; ++i) add_fragment(sum.at[i / kTiles][i % kTiles], load_shared_16(theirs + i * 512));
+      for (int i = 0; i < kFragments; ++i) {
+        if (done + i < 2 * kTiles) add_fragment(sum, done + i, load_shared_16(theirs + i * 512));
+      }
+    }
   }
 }
 
@@ -489,19 +548,15 @@ __device__ __forceinline__ uint4* partial_of(const LinearParams& p, int slot, in
 template <int kTiles>
 __device__ __forceinline__ void give_strip(uint4* slot, const Accumulators<kTiles>& sum) {
 #pragma unroll
-  for (int i = 0; i < 2 * kTiles; ++i) {
-    const float* c = sum.at[i / kTiles][i % kTiles];
-    store_relaxed_16(slot + i * 32, make_uint4(__float_as_uint(c[0]), __float_as_uint(c[1]),
-                                               __float_as_uint(c[2]), __float_as_uint(c[3])));
-  }
+  for (int i = 0; i < 2 * kTiles; ++i) store_relaxed_16(slot + i * 32, fragment(sum, i));
 }
 
 __device__ __forceinline__ bool is_complete(uint4 v) {
   return v.x != kEmpty && v.y != kEmpty && v.z != kEmpty && v.w != kEmpty;
 }
 
-// strips_per_block is a power of two.
-__device__ __forceinline__ int strip_shift(const LinearParams& p) { return __ffs(p.strips_per_block) - 1; }
+// strips_per_block is a power of two. Opaque: what follows from it would be kept in registers.
+__device__ __forceinline__ int strip_shift(const LinearParams& p) { return __ffs(opaque(p.strips_per_block)) - 1; }
 
 // A thread block's units of one row block.
 struct Piece {
@@ -543,10 +598,11 @@ struct Consumer {
 
 // The end of a piece: its sums go to y, or to the thread block that has the row block's first piece.
 // There the finisher of a strip needs the residual, and the other warps of the strip each fetch sums
-// of other thread blocks. Both are asked for some units ahead and take the same registers.
+// of other thread blocks. Of one column tile, both are asked for some units ahead and take the same
+// registers; more would not fit.
 template <class Format, int kTiles>
 struct PieceEnd {
-  static constexpr bool kAsksAhead = kTiles == 1;  // more would not fit the registers
+  static constexpr bool kAsksAhead = kTiles == 1;
 
   u32 asked[8];
   RowScales scales;
@@ -566,13 +622,13 @@ struct PieceEnd {
   };
 
   __device__ __forceinline__ void ask(const LinearParams& p, const Piece& piece, const Consumer<Format>& me) {
-    if (me.is_finisher(piece.strips) && piece.is_first()) {
-#pragma unroll
-      for (int i = 0; i < 2 * kTiles; ++i) load_residual(p, Column(p, me.target(p, piece), i / 2, i % 2), asked + 4 * i);
+    if constexpr (!kAsksAhead) return;
+    else if (me.is_finisher(piece.strips) && piece.is_first()) {
+      load_residuals<1>(p, me.target(p, piece), 0, asked);
       scales = load_row_scales<Format>(p, me.target(p, piece));
     } else {
       const Slots slots(p, piece, me);
-      if (slots.first <= slots.last) ask_slot(partial_of<kTiles>(p, slots.first, me.strip, me.lane), 0);
+      if (slots.first <= slots.last) ask_slot(partial_of<1>(p, slots.first, me.strip, me.lane), 0, asked);
     }
   }
 
@@ -582,12 +638,7 @@ struct PieceEnd {
     const Slots slots(p, piece, me);
 #pragma unroll 1
     for (int slot = slots.first; slot <= slots.last; slot += slots.step) {
-      uint4* from = partial_of<kTiles>(p, slot, me.strip, me.lane);
-#pragma unroll
-      for (int half = 0; half < kTiles; ++half) {
-        if (!kAsksAhead || is_finisher || slot > slots.first) ask_slot(from, half);
-        add_slot(from, half, sum);
-      }
+      take_slot(partial_of<kTiles>(p, slot, me.strip, me.lane), is_finisher || slot > slots.first, sum);
     }
     const bool is_alone = Shape<Format>::kWarps == p.strips_per_block;
     if (!is_alone) add_slices<Format>(p, scratch, me.warp, me.lane, sum);
@@ -601,27 +652,46 @@ struct PieceEnd {
   }
 
  private:
-  // Half of a slot when there are two column tiles, else all of it.
-  __device__ __forceinline__ void ask_slot(const uint4* from, int half) {
+  using Words = u32[8 * kTilesAtOnce<kTiles>];
+  static constexpr int kFragments = 2 * kTilesAtOnce<kTiles>;  // in them
+
+  // Adds a slot; `is_new`: nobody has asked for it yet.
+  __device__ __forceinline__ void take_slot(uint4* from, bool is_new, Accumulators<kTiles>& sum) {
+    if constexpr (kAsksAhead) {
+      if (is_new) ask_slot(from, 0, asked);
+      add_slot(from, 0, asked, sum);
+    } else {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint4 v = load_relaxed_16(from + (2 * half + i) * 32);
-      asked[4 * i] = v.x, asked[4 * i + 1] = v.y, asked[4 * i + 2] = v.z, asked[4 * i + 3] = v.w;
+      for (int first = 0; first < 2 * kTiles; first += kFragments) {
+        Words words;
+        ask_slot(from, first, words);
+        add_slot(from, first, words, sum);
+      }
+    }
+  }
+
+  // Of a slot, the fragments from `first` on.
+  static __device__ __forceinline__ void ask_slot(const uint4* from, int first, Words& words) {
+#pragma unroll
+    for (int i = 0; i < kFragments; ++i) {
+      if (first + i >= 2 * kTiles) break;
+      const uint4 v = load_relaxed_16(from + (first + i) * 32);
+      words[4 * i] = v.x, words[4 * i + 1] = v.y, words[4 * i + 2] = v.z, words[4 * i + 3] = v.w;
     }
   }
 
   // Waits for what was asked for and adds it. The slot is left empty.
-  __device__ __forceinline__ void add_slot(uint4* from, int half, Accumulators<kTiles>& sum) {
+  static __device__ __forceinline__ void add_slot(uint4* from, int first, const Words& words, Accumulators<kTiles>& sum) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int fragment = 2 * half + i;
-      uint4 v = make_uint4(asked[4 * i], asked[4 * i + 1], asked[4 * i + 2], asked[4 * i + 3]);
+    for (int i = 0; i < kFragments; ++i) {
+      if (first + i >= 2 * kTiles) break;
+      uint4 v = make_uint4(words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
       for (u32 polls = 0; !is_complete(v); ++polls) {
         if (polls == kMaxPolls) __trap();
-        v = load_relaxed_16(from + fragment * 32);
+        v = load_relaxed_16(from + (first + i) * 32);
       }
-      add_fragment(sum.at[fragment / kTiles][fragment % kTiles], v);
-      store_relaxed_16(from + fragment * 32, make_uint4(kEmpty, kEmpty, kEmpty, kEmpty));
+      add_fragment(sum, first + i, v);
+      store_relaxed_16(from + (first + i) * 32, make_uint4(kEmpty, kEmpty, kEmpty, kEmpty));
     }
   }
 };
@@ -633,26 +703,47 @@ __device__ __forceinline__ void prefetch_row_scales(const LinearParams& p, const
   prefetch_line(p.row_scale + (piece.row_block * p.strips_per_block + thread) * kStripRows);
 }
 
-// Units whose columns of x shared memory holds. A whole row of x, once there, serves every row
-// block.
+// Units whose columns of x a window holds, and its address. A whole row of x, once there, serves every
+// row block.
 struct Window {
   int begin, end;
   bool is_whole;
+  u32 address;
 };
 
-// Moves the window to `unit`, which it does not hold.
+// Moves the window to `unit`, which it does not hold. With two windows it was on its way from the second
+// move on, and the one after it is begun.
 template <class Format, int kTiles>
-__device__ __forceinline__ void move_window(const LinearParams& p, u32 scales, u32 address, Window& window, const Piece& piece, int unit, int stretch_end,
-                                            bool is_first, int thread) {
+__device__ __forceinline__ void move_window(const LinearParams& p, const SharedLayout& shared, Window& window,
+                                            const Piece& piece, int unit, int stretch_end, int thread) {
   const int unit_columns = (kPartsPerUnit >> strip_shift(p)) * Format::kPartColumns;
   const int window_units = p.window >> (__ffs(unit_columns) - 1);
-  window.is_whole = window_units >= p.units_per_block && stretch_end - unit > window_units;
+  const u32 pitch = window_pitch<Format>(p), base = shared.windows<Format, kTiles>(p);
+  const u32 both = 2 * base + p.tokens * pitch;  // sum of the two windows' addresses
+  const bool is_first = window.end == 0, is_double = !kKeepsRows<kTiles> || p.windows == 2;
+  const bool is_on_its_way = is_double && !is_first;
+  window.is_whole = !is_double && window_units >= p.units_per_block && stretch_end - unit > window_units;
   window.begin = window.is_whole ? piece.block_begin : unit;
-  const int count = window.is_whole ? p.units_per_block : min(window_units, stretch_end - unit);
-  window.end = window.begin + count;
-  if (!is_first) consumer_barrier<Format>();
-  const WindowRange range(p, unit_columns, window.begin - piece.block_begin, count);
-  load_window<Format, kTiles>(p, scales, address, range, is_first, thread);
+  window.end = window.begin + (window.is_whole ? p.units_per_block : min(window_units, stretch_end - unit));
+  window.address = is_on_its_way ? both - window.address : base;
+  const WindowRange range(p, unit_columns, window.begin - piece.block_begin, window.end - window.begin);
+  if (!is_on_its_way) {
+    if (!is_first) consumer_barrier<Format>();
+    copy_window<Format>(p, window.address, pitch, range, thread);
+  }
+  const bool has_norm = p.x_square_sums != nullptr;
+  if (has_norm && is_first) load_norm_scales<Format>(p, shared.scales(), thread / 32, thread % 32);
+  copy_shared_wait();
+  consumer_barrier<Format>();
+  if (is_double && window.end < stretch_end) {
+    const int count = min(window_units, stretch_end - window.end);
+    const WindowRange next(p, unit_columns, window.end - piece.block_begin, count);
+    copy_window<Format>(p, both - window.address, pitch, next, thread);
+  }
+  if (has_norm) {
+    normalise_window<Format, kTiles>(p, shared.scales(), window.address, pitch, range, thread);
+    consumer_barrier<Format>();
+  }
 }
 
 // Where a warp finds its share of a unit in its stage, and the addresses of x's fragments.
@@ -701,7 +792,6 @@ __device__ __forceinline__ void multiply_units(const SharedLayout& shared, RingP
 template <class Format, int kTiles>
 __device__ __forceinline__ void consume_ring(const LinearParams& p, const SharedLayout& shared, int thread) {
   const Stretch mine(p);
-  const u32 address = shared.window<Format, kTiles>(p);
   RingPosition at;
   Window window{};
   call_norm_weight(p, thread);
@@ -710,30 +800,31 @@ __device__ __forceinline__ void consume_ring(const LinearParams& p, const Shared
 #pragma unroll 1
   for (int unit = mine.begin; unit < mine.end;) {
     const int first = unit;
-    const Piece piece(p, first, mine.end);
-    prefetch_row_scales<Format>(p, piece, thread);
+    prefetch_row_scales<Format>(p, Piece(p, first, mine.end), opaque(thread));
     PieceEnd<Format, kTiles> end;
     Accumulators<kTiles> sum;
     sum.clear();
-    if (window.is_whole) window.begin = piece.block_begin, window.end = piece.block_end;
+    bool is_done;
 #pragma unroll 1
-    while (unit < piece.end) {
+    do {
+      const Piece piece(p, opaque(unit), mine.end);
+      if (kKeepsRows<kTiles> && window.is_whole) window.begin = piece.block_begin, window.end = piece.block_end;
       if (unit >= window.end) {
-        move_window<Format, kTiles>(p, shared.scales(), address, window, piece, unit, mine.end, unit == mine.begin, thread);
+        move_window<Format, kTiles>(p, shared, window, piece, unit, mine.end, opaque(thread));
       }
       const int count = min(piece.end, window.end) - unit;
       const Consumer<Format> me(p, opaque(thread));
-      Reader<Format, kTiles> from(p, me, piece.strips, address, unit - window.begin);
+      Reader<Format, kTiles> from(p, me, piece.strips, window.address, unit - window.begin);
       unit += count;
-      const bool is_end = end.kAsksAhead && unit == piece.end;
-      const int late = is_end ? min(count, kUnitsAhead) : 0;
+      is_done = unit == piece.end;
+      const int late = end.kAsksAhead && is_done ? min(count, kUnitsAhead) : 0;
       multiply_units(shared, at, p.stages, from, count - late, me.lane, sum);
-      if (is_end) {
+      if (end.kAsksAhead && is_done) {
         end.ask(p, Piece(p, first, mine.end), me);
         multiply_units(shared, at, p.stages, from, late, me.lane, sum);
       }
-    }
-    const Piece done(p, opaque(first), mine.end);
+    } while (!is_done);
+    const Piece done(p, kTiles == 1 ? opaque(first) : Stretch::piece_begin(p, unit), mine.end);
     const Consumer<Format> me(p, opaque(thread));
     end.finish(p, done, me, shared.scratch(), sum);
   }
@@ -765,26 +856,50 @@ __device__ __forceinline__ void linear_small_t(const LinearParams& p) {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(Shape<Bf16>::kThreads, Shape<Bf16>::kResident)
+extern "C" __global__ void __launch_bounds__(Shape<Bf16>::kThreads, kResident<Bf16, 1>)
 linear_small_t_bf16_8(const LinearParams p) { linear_small_t<Bf16, 1>(p); }
 
-extern "C" __global__ void __launch_bounds__(Shape<Bf16>::kThreads, Shape<Bf16>::kResident)
+extern "C" __global__ void __launch_bounds__(Shape<Bf16>::kThreads, kResident<Bf16, 2>)
 linear_small_t_bf16_16(const LinearParams p) { linear_small_t<Bf16, 2>(p); }
 
-extern "C" __global__ void __launch_bounds__(Shape<E4m3Row>::kThreads, Shape<E4m3Row>::kResident)
+extern "C" __global__ void __launch_bounds__(Shape<Bf16>::kThreads, kResident<Bf16, 3>)
+linear_small_t_bf16_24(const LinearParams p) { linear_small_t<Bf16, 3>(p); }
+
+extern "C" __global__ void __launch_bounds__(Shape<Bf16>::kThreads, kResident<Bf16, 4>)
+linear_small_t_bf16_32(const LinearParams p) { linear_small_t<Bf16, 4>(p); }
+
+extern "C" __global__ void __launch_bounds__(Shape<E4m3Row>::kThreads, kResident<E4m3Row, 1>)
 linear_small_t_fp8_row_8(const LinearParams p) { linear_small_t<E4m3Row, 1>(p); }
 
-extern "C" __global__ void __launch_bounds__(Shape<E4m3Row>::kThreads, Shape<E4m3Row>::kResident)
+extern "C" __global__ void __launch_bounds__(Shape<E4m3Row>::kThreads, kResident<E4m3Row, 2>)
 linear_small_t_fp8_row_16(const LinearParams p) { linear_small_t<E4m3Row, 2>(p); }
 
-extern "C" __global__ void __launch_bounds__(Shape<E4m3Block>::kThreads, Shape<E4m3Block>::kResident)
+extern "C" __global__ void __launch_bounds__(Shape<E4m3Row>::kThreads, kResident<E4m3Row, 3>)
+linear_small_t_fp8_row_24(const LinearParams p) { linear_small_t<E4m3Row, 3>(p); }
+
+extern "C" __global__ void __launch_bounds__(Shape<E4m3Row>::kThreads, kResident<E4m3Row, 4>)
+linear_small_t_fp8_row_32(const LinearParams p) { linear_small_t<E4m3Row, 4>(p); }
+
+extern "C" __global__ void __launch_bounds__(Shape<E4m3Block>::kThreads, kResident<E4m3Block, 1>)
 linear_small_t_fp8_block_8(const LinearParams p) { linear_small_t<E4m3Block, 1>(p); }
 
-extern "C" __global__ void __launch_bounds__(Shape<E4m3Block>::kThreads, Shape<E4m3Block>::kResident)
+extern "C" __global__ void __launch_bounds__(Shape<E4m3Block>::kThreads, kResident<E4m3Block, 2>)
 linear_small_t_fp8_block_16(const LinearParams p) { linear_small_t<E4m3Block, 2>(p); }
 
-extern "C" __global__ void __launch_bounds__(Shape<E2m1>::kThreads, Shape<E2m1>::kResident)
+extern "C" __global__ void __launch_bounds__(Shape<E4m3Block>::kThreads, kResident<E4m3Block, 3>)
+linear_small_t_fp8_block_24(const LinearParams p) { linear_small_t<E4m3Block, 3>(p); }
+
+extern "C" __global__ void __launch_bounds__(Shape<E4m3Block>::kThreads, kResident<E4m3Block, 4>)
+linear_small_t_fp8_block_32(const LinearParams p) { linear_small_t<E4m3Block, 4>(p); }
+
+extern "C" __global__ void __launch_bounds__(Shape<E2m1>::kThreads, kResident<E2m1, 1>)
 linear_small_t_nvfp4_8(const LinearParams p) { linear_small_t<E2m1, 1>(p); }
 
-extern "C" __global__ void __launch_bounds__(Shape<E2m1>::kThreads, Shape<E2m1>::kResident)
+extern "C" __global__ void __launch_bounds__(Shape<E2m1>::kThreads, kResident<E2m1, 2>)
 linear_small_t_nvfp4_16(const LinearParams p) { linear_small_t<E2m1, 2>(p); }
+
+extern "C" __global__ void __launch_bounds__(Shape<E2m1>::kThreads, kResident<E2m1, 3>)
+linear_small_t_nvfp4_24(const LinearParams p) { linear_small_t<E2m1, 3>(p); }
+
+extern "C" __global__ void __launch_bounds__(Shape<E2m1>::kThreads, kResident<E2m1, 4>)
+linear_small_t_nvfp4_32(const LinearParams p) { linear_small_t<E2m1, 4>(p); }

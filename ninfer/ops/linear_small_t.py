@@ -5,8 +5,9 @@
     a[t, n] = sum_k x'[t, k] * W[n, k], W decoded exactly; * row_scale[n] for fp8_row and nvfp4
     y = bf16(a) | f32 a | bf16(residual + a) | bf16(silu(a[t, gate]) * a[t, up])
 
-Shapes     x [T, K], 1 <= T <= 16, K % 8 == 0; W [N, K] packed; y and residual [T, N], or with
-           swiglu y [T, N / 2] and W's rows packed interleaved; square_sums [T, ceil(N / 32)]
+Shapes     x [T, K], 1 <= T <= linear_plan.max_tokens, K % 8 == 0; W [N, K] packed; y and residual
+           [T, N], or with swiglu y [T, N / 2] and W's rows packed interleaved; square_sums
+           [T, ceil(N / 32)]
 Dtypes     x, residual, norm weight bf16; sums and accumulation f32; y bf16 or f32, rounded once
 Units      square_sums[t, s] = sum of y[t, 32 s .. 32 s + 31]^2 of the rounded y: what the next
            Op's norm takes
@@ -25,7 +26,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -33,30 +33,19 @@ from numpy.typing import NDArray
 
 from ninfer.contract.arrays import FloatArray
 from ninfer.kernels.device_array import DeviceArray, DeviceView, view_of
-from ninfer.kernels.library import DeviceLimits, KernelLibrary
+from ninfer.kernels.library import KernelLibrary
 from ninfer.ops import swiglu
 from ninfer.ops.checks import fail
-from ninfer.ops.linear_packing import PARTS_PER_UNIT, STRIP_ROWS, ImageLayout, WeightFormat
+from ninfer.ops.linear_packing import ImageLayout
+from ninfer.ops.linear_plan import COLUMN_TILE, RingShape, least_window, shape_ring, threads
+from ninfer.ops.linear_plan import MAX_TOKENS as MAX_TOKENS
+from ninfer.ops.linear_plan import LinearPlan as LinearPlan
+from ninfer.ops.linear_plan import max_tokens as max_tokens
+from ninfer.ops.linear_plan import plan_linear as plan_linear
+from ninfer.ops.linear_plan import workspace_size as workspace_size
 
 _OP: Final = "linear_small_t"
 
-MAX_TOKENS: Final = 16
-COLUMN_TILE: Final = 8
-_LEAST_STAGES: Final = 4
-_LONG_STRETCH_UNITS: Final = 20
-_LOOKAHEAD_UNITS: Final = 4
-_UNITS_FOR_TWO_BLOCKS: Final = 8
-_BARRIER_BYTES: Final = 12 * 8 * 2 + 64
-_WARPS_PER_PART: Final = MappingProxyType(
-    {
-        WeightFormat.BF16: 1,
-        WeightFormat.FP8_ROW: 2,
-        WeightFormat.FP8_BLOCK: 2,
-        WeightFormat.NVFP4: 1,
-    }
-)
-"""As in kernels/include/linear_parts.cuh."""
-_BLOCK_RESERVE_BYTES: Final = 1024
 _PARAMS: Final = np.dtype(
     [
         ("weights", "<u8"), ("x", "<u8"), ("y", "<u8"), ("residual", "<u8"), ("row_scale", "<u8"),
@@ -66,8 +55,9 @@ _PARAMS: Final = np.dtype(
         ("y_stride", "<i4"), ("units_per_block", "<i4"), ("row_blocks", "<i4"),
         ("strips_per_block", "<i4"), ("last_strips", "<i4"), ("stages", "<i4"), ("window", "<i4"),
         ("epilogue", "<i4"), ("num_square_sums", "<i4"), ("norm_eps", "<f4"),
-        ("norm_offset", "<f4"), ("lookahead", "<i4"),
-    ]
+        ("norm_offset", "<f4"), ("lookahead", "<i4"), ("windows", "<i4"),
+    ],
+    align=True,
 )  # fmt: skip
 
 
@@ -78,36 +68,6 @@ class Epilogue(Enum):
     STORE_FLOAT = 1
     ADD_RESIDUAL = 2
     SWIGLU = 3
-
-
-@dataclass(frozen=True, slots=True)
-class LinearPlan:
-    """How a weight is split over the device; the same for every T.
-
-    thread_blocks   each takes one contiguous stretch of the image
-    """
-
-    layout: ImageLayout
-    thread_blocks: int
-
-    @property
-    def max_units(self) -> int:
-        """Most units of one thread block."""
-        return -(-self.layout.units // self.thread_blocks)
-
-
-@dataclass(frozen=True, slots=True)
-class RingShape:
-    """How one launch uses shared memory; changes nothing of the result.
-
-    window      columns of x held at once
-    lookahead   units beyond the first ring that are called into the L2 at the start
-    """
-
-    stages: int
-    window: int
-    shared_bytes: int
-    lookahead: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,89 +102,6 @@ def reference(
     return y if residual is None else residual + y
 
 
-def plan_linear(layout: ImageLayout, limits: DeviceLimits) -> LinearPlan:
-    """One thread block a multiprocessor; two where decoding, not memory, would be the limit."""
-    units = layout.units
-    count = 1
-    if layout.format is WeightFormat.NVFP4 and _can_share(limits):
-        count = 2 if units >= _UNITS_FOR_TWO_BLOCKS * limits.num_multiprocessors else 1
-    blocks = count * limits.num_multiprocessors
-    if units * blocks >= 2**31:
-        fail(_OP, f"[{layout.rows}, {layout.columns}] is too large")
-    return LinearPlan(layout, min(blocks, units))
-
-
-def workspace_size(plan: LinearPlan, max_tokens: int = MAX_TOKENS) -> int:
-    """Elements (f32) of the workspace that launches of up to max_tokens columns need."""
-    layout = plan.layout
-    slots = plan.thread_blocks + layout.row_blocks
-    tiles = -(-max_tokens // COLUMN_TILE)
-    return slots * layout.strips_per_block * STRIP_ROWS * tiles * COLUMN_TILE
-
-
-def threads(fmt: WeightFormat) -> int:
-    """Threads of a block: one or two warps a part of a unit, and the warp that fills the ring."""
-    return 32 * (_consumers(fmt) + 1)
-
-
-def shape_ring(plan: LinearPlan, tokens: int, limits: DeviceLimits) -> RingShape:
-    """How launches of this plan use shared memory; measured, see bench/results/NOTES.md.
-
-    Long stretches take all of a multiprocessor, and of bf16 look ahead; short ones of few warps
-    leave room for the next kernel of a chain, if their part of x fits; two blocks of one kernel
-    share with shallow rings.
-    """
-    if plan.thread_blocks > limits.num_multiprocessors:
-        return fit_ring(plan, tokens, limits, resident_blocks=2, max_stages=3, lookahead=0)
-    is_long = plan.max_units >= _LONG_STRETCH_UNITS
-    if not is_long and _WARPS_PER_PART[plan.layout.format] == 1 and _can_share(limits):
-        ring = fit_ring(plan, tokens, limits, resident_blocks=2, max_stages=6, lookahead=0)
-        if ring.window >= _needed_window(plan):
-            return ring
-    looks_ahead = is_long and plan.layout.format is WeightFormat.BF16
-    lookahead = _LOOKAHEAD_UNITS if looks_ahead else 0
-    return fit_ring(plan, tokens, limits, resident_blocks=1, max_stages=8, lookahead=lookahead)
-
-
-def fit_ring(
-    plan: LinearPlan,
-    tokens: int,
-    limits: DeviceLimits,
-    *,
-    resident_blocks: int,
-    max_stages: int,
-    lookahead: int,
-) -> RingShape:
-    """Fit a ring and a window into what a block has when `resident_blocks` share a multiprocessor.
-
-    The window grows to what a block's stretch needs as long as four stages remain; it gives way
-    to fewer only where a single unit of x would not fit. Raises OpContractError if nothing fits.
-    """
-    layout = plan.layout
-    stage_bytes = layout.format.unit_bytes()
-    step = _window_step(plan)
-    pad = 8 if layout.format is WeightFormat.NVFP4 else 32
-    share = limits.shared_bytes_per_multiprocessor // resident_blocks
-    tiles = -(-tokens // COLUMN_TILE)
-    scratch_bytes = (_consumers(layout.format) - layout.strips_per_block) * tiles * 1024
-    fixed_bytes = _BARRIER_BYTES + scratch_bytes
-    budget = min(limits.shared_bytes_per_block, share - _BLOCK_RESERVE_BYTES) - fixed_bytes
-    needed = _needed_window(plan)
-    pitch_bytes = 2 * tokens
-    window = 0
-    for least_stages in range(min(_LEAST_STAGES, max_stages), 1, -1):
-        free_bytes = budget - least_stages * stage_bytes
-        window = min(needed, (free_bytes // pitch_bytes - pad) // step * step)
-        if window >= step:
-            break
-    else:
-        fail(_OP, f"{tokens} columns do not fit the shared memory of {limits.name}")
-    window_bytes = (window + pad) * pitch_bytes
-    stages = min(max_stages, (budget - window_bytes) // stage_bytes)
-    shared_bytes = stages * stage_bytes + fixed_bytes + window_bytes
-    return RingShape(stages, window, shared_bytes, lookahead)
-
-
 def launch(
     kernels: KernelLibrary,
     weight: PackedLinear,
@@ -256,8 +133,7 @@ def launch(
     shape = ring or shape_ring(weight.plan, tokens, kernels.limits)
     params = np.zeros((), _PARAMS)
     params["x"], params["tokens"], params["x_stride"] = source.address, tokens, source.row_stride
-    params["stages"], params["window"] = shape.stages, shape.window
-    params["lookahead"] = shape.lookahead
+    _set_ring(params, weight.plan, tokens, shape)
     _set_weight(params, weight)
     _set_output(params, layout, tokens, y, epilogue)
     _set_residual(params, layout, tokens, residual, epilogue)
@@ -288,26 +164,11 @@ def launch(
     )
 
 
-def _consumers(fmt: WeightFormat) -> int:
-    """Warps of a block that multiply."""
-    return PARTS_PER_UNIT * _WARPS_PER_PART[fmt]
-
-
-def _window_step(plan: LinearPlan) -> int:
-    """Whole units, and rows whose fragments lie in different banks."""
-    return max(64, plan.layout.unit_columns)
-
-
-def _needed_window(plan: LinearPlan) -> int:
-    """Columns of x that a block's stretch reads."""
-    columns = min(plan.layout.padded_shape[1], plan.max_units * plan.layout.unit_columns)
-    step = _window_step(plan)
-    return -(-columns // step) * step
-
-
-def _can_share(limits: DeviceLimits) -> bool:
-    """Whether two blocks with deep rings fit one multiprocessor."""
-    return limits.shared_bytes_per_multiprocessor >= 200 * 1024
+def _set_ring(params: NDArray[np.void], plan: LinearPlan, tokens: int, shape: RingShape) -> None:
+    if shape.windows == 1 and shape.window < least_window(plan, tokens):
+        fail(_OP, f"one window of {shape.window} columns does not hold what a block reads")
+    params["stages"], params["lookahead"] = shape.stages, shape.lookahead
+    params["window"], params["windows"] = shape.window, shape.windows
 
 
 def _set_weight(params: NDArray[np.void], weight: PackedLinear) -> None:

@@ -18,16 +18,15 @@ from ninfer.kernels.library import DeviceLimits, KernelLibrary
 from ninfer.kernels.sources import KERNELS_DIR
 from ninfer.ops import linear_pack, linear_small_t
 from ninfer.ops.linear_packing import ImageLayout, WeightFormat
-from ninfer.ops.linear_small_t import (
+from ninfer.ops.linear_plan import (
     MAX_TOKENS,
-    Epilogue,
-    InputNorm,
-    PackedLinear,
     fit_ring,
+    max_tokens,
     plan_linear,
     shape_ring,
     workspace_size,
 )
+from ninfer.ops.linear_small_t import Epilogue, InputNorm, PackedLinear
 from tests.helpers.fake_array import FakeArray
 from tests.helpers.fake_driver import H200, ORIN, FakeDriver
 from tests.helpers.tolerance import FLOAT64_ALGORITHM, assert_close
@@ -42,9 +41,9 @@ class FakeKernels:
 
     def __init__(self, limits: DeviceLimits = H200) -> None:
         entries = {
-            f"linear_small_t_{fmt.value}_{tile}" for fmt in WeightFormat for tile in (8, 16)
+            f"linear_small_t_{fmt.value}_{tile}" for fmt in WeightFormat for tile in (8, 16, 24, 32)
         } | {f"linear_pack_{fmt.value}" for fmt in WeightFormat}
-        self.driver = FakeDriver(frozenset(entries), argument_bytes=136)
+        self.driver = FakeDriver(frozenset(entries), argument_bytes=144)
         self.limits = limits
 
     def function(self, name: str, entry: str) -> Any:
@@ -63,7 +62,7 @@ def test_plans_use_every_block_and_all_blocks_fit_the_device(
     assert 1 <= plan.thread_blocks <= plan.layout.units
     assert plan.thread_blocks <= 2 * limits.num_multiprocessors
     per_multiprocessor = -(-plan.thread_blocks // limits.num_multiprocessors)
-    for tokens in (1, 8, 9, MAX_TOKENS):
+    for tokens in (1, 8, 9, 16, max_tokens(plan, limits)):
         ring = shape_ring(plan, tokens, limits)
         assert 2 <= ring.stages <= 12
         assert ring.shared_bytes <= limits.shared_bytes_per_block
@@ -71,6 +70,52 @@ def test_plans_use_every_block_and_all_blocks_fit_the_device(
         assert taken <= limits.shared_bytes_per_multiprocessor
         assert ring.window % plan.layout.unit_columns == 0
         assert ring.window * 2 % 128 == 0
+        stretch = plan.max_units * plan.layout.unit_columns
+        assert ring.windows == 2 or tokens <= 16 or ring.window >= stretch
+
+
+@given(shapes, st.sampled_from(WeightFormat), st.sampled_from(DEVICES))
+def test_as_many_columns_are_taken_as_the_device_has_room_for(
+    shape: tuple[int, int], fmt: WeightFormat, limits: DeviceLimits
+) -> None:
+    """At least the 16 of a row, whole tiles beyond, and one tile more fails to fit."""
+    plan = plan_linear(ImageLayout.of(fmt, *shape), limits)
+    most = max_tokens(plan, limits)
+    assert most in (16, 24, 32)
+    if most < MAX_TOKENS and plan.thread_blocks <= limits.num_multiprocessors:
+        with pytest.raises(OpContractError, match="do not fit"):
+            shape_ring(plan, most + 8, limits)
+
+
+@pytest.mark.parametrize("fmt", [WeightFormat.BF16, WeightFormat.FP8_ROW, WeightFormat.FP8_BLOCK])
+@pytest.mark.parametrize("shape", [(16480, 5120), (34816, 5120), (5120, 17408), (248320, 5120)])
+def test_a_large_model_takes_all_columns_on_the_device_it_is_made_for(
+    fmt: WeightFormat, shape: tuple[int, int]
+) -> None:
+    assert max_tokens(plan_linear(ImageLayout.of(fmt, *shape), H200), H200) == MAX_TOKENS
+
+
+def test_two_blocks_of_one_multiprocessor_lack_the_registers_for_all_columns() -> None:
+    plan = plan_linear(ImageLayout.of(WeightFormat.NVFP4, 34816, 5120), H200)
+    assert plan.thread_blocks > H200.num_multiprocessors
+    assert max_tokens(plan, H200) == 24
+
+
+@given(shapes, st.sampled_from(WeightFormat), st.integers(1, MAX_TOKENS), st.integers(1, 32))
+def test_two_windows_are_no_longer_than_asked_and_fit(
+    shape: tuple[int, int], fmt: WeightFormat, tokens: int, units: int
+) -> None:
+    plan = plan_linear(ImageLayout.of(fmt, *shape), H200)
+    ring = fit_ring(
+        plan, tokens, H200, resident_blocks=1, max_stages=8, lookahead=3, window_units=units
+    )
+    assert (ring.windows, ring.lookahead) == (2, 3)
+    assert 2 <= ring.stages <= 8
+    unit_columns = plan.layout.unit_columns
+    assert unit_columns <= ring.window <= max(units * unit_columns + 63, 64)
+    x_bytes = 2 * ring.window * tokens * 2
+    assert x_bytes + ring.stages * fmt.unit_bytes() < ring.shared_bytes
+    assert ring.shared_bytes <= H200.shared_bytes_per_block
 
 
 @given(shapes, st.sampled_from(WeightFormat))
@@ -135,7 +180,9 @@ def launch(kernels: FakeKernels, weight: PackedLinear, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize("fmt", list(WeightFormat))
-@pytest.mark.parametrize(("tokens", "tile"), [(1, 8), (8, 8), (9, 16), (16, 16)])
+@pytest.mark.parametrize(
+    ("tokens", "tile"), [(1, 8), (8, 8), (9, 16), (16, 16), (17, 24), (32, 32)]
+)
 def test_a_launch_picks_the_entry_and_passes_the_shape(
     fmt: WeightFormat, tokens: int, tile: int
 ) -> None:
@@ -152,6 +199,9 @@ def test_a_launch_picks_the_entry_and_passes_the_shape(
     params: Mapping[str, Any] = np.frombuffer(call.arguments, linear_small_t._PARAMS)[0]
     assert (params["rows"], params["columns"], params["tokens"]) == (2560, 4096, tokens)
     assert (params["x"], params["y"], params["weights"]) == (0x10000, 0x20000, 0x2000)
+    ring = shape_ring(weight.plan, tokens, H200)
+    assert (params["stages"], params["window"]) == (ring.stages, ring.window)
+    assert params["windows"] == ring.windows
     assert params["x_stride"] == (8192 if tokens > 1 else 4096)
     assert params["row_scale"] == (0x1000 if fmt.has_row_scale else 0)
     assert params["residual"] == params["square_sums"] == params["x_square_sums"] == 0
@@ -176,7 +226,7 @@ def test_optional_operands_reach_the_kernel() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"x": FakeArray((17, 4096), "uint16")}, "T up to 16"),
+        ({"x": FakeArray((33, 4096), "uint16")}, "T up to 32"),
         ({"x": FakeArray((4, 4088), "uint16")}, "4096 columns"),
         ({"x": FakeArray((4, 4096), "float32")}, "x is float32"),
         ({"x": FakeArray((4, 4096), "uint16", 0x1008)}, "aligned"),
@@ -249,6 +299,15 @@ def test_operands_outside_the_contract_are_refused(changes: dict[str, Any], mess
 def test_weights_outside_the_contract_are_refused(weight: PackedLinear, message: str) -> None:
     with pytest.raises(OpContractError, match=message):
         launch(FakeKernels(), weight)
+
+
+def test_one_window_that_would_have_to_move_is_refused_for_many_columns() -> None:
+    weight = make_weight()
+    ring = shape_ring(weight.plan, 20, H200)
+    narrow = dataclasses.replace(ring, windows=1, window=64)
+    x, y = FakeArray((20, 4096), "uint16"), FakeArray((20, 2560), "uint16")
+    with pytest.raises(OpContractError, match="does not hold"):
+        launch(FakeKernels(), weight, x=x, y=y, ring=narrow)
 
 
 def test_blocks_that_would_wait_for_each_other_for_ever_are_refused() -> None:

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ninfer.contract.errors import OpContractError
-from ninfer.ops import linear_pack, linear_small_t, rms_norm
+from ninfer.ops import linear_pack, linear_plan, linear_small_t, rms_norm
 from ninfer.ops.float_codecs import bf16_to_float, e2m1_to_float, e4m3_to_float, float_to_bf16
 from ninfer.ops.linear_packing import (
     E2M1_SHIFT,
@@ -180,14 +180,15 @@ def test_columns_match_float64_and_do_not_depend_on_their_number(
 ) -> None:
     weight = make_weight(fmt, rows, columns, strips=strips)
     packed = upload(device, weight)
-    x = random_x(16, columns)
+    most = linear_plan.max_tokens(packed.plan, device.kernels.limits)
+    x = random_x(most, columns)
     want = linear_small_t.reference(bf16_to_float(x).astype(np.float64), weight.decoded)
     whole = run(device, packed, x, epilogue=Epilogue.STORE_FLOAT)
     assert_near(whole, want, 1e-4)
-    for tokens in (1, 2, 3, 5, 7, 8, 9, 12, 15):
-        part = run(device, packed, x[:tokens], epilogue=Epilogue.STORE_FLOAT)
+    for tokens in (1, 2, 3, 5, 7, 8, 9, 12, 15, 16, 17, 20, 24, 25, 31):
+        part = run(device, packed, x[: min(tokens, most)], epilogue=Epilogue.STORE_FLOAT)
         assert (part == whole[:tokens]).all(), f"T = {tokens} differs"
-    order = np.random.default_rng(0).permutation(16)
+    order = np.random.default_rng(0).permutation(most)
     shuffled = run(device, packed, x[order], epilogue=Epilogue.STORE_FLOAT)
     assert (shuffled == whole[order]).all()
     rounded = run(device, packed, x[:5])
@@ -219,7 +220,7 @@ def test_the_smallest_codes_count(device: Device, fmt: WeightFormat) -> None:
 def test_a_plan_that_cannot_be_resident_is_refused(device: Device, fmt: WeightFormat) -> None:
     packed = upload(device, make_weight(fmt, 4128, 2560))
     limits = device.kernels.limits
-    crowded = linear_small_t.LinearPlan(packed.plan.layout, 3 * limits.num_multiprocessors)
+    crowded = linear_plan.LinearPlan(packed.plan.layout, 3 * limits.num_multiprocessors)
     with pytest.raises(OpContractError, match="resident"):
         run(device, dataclasses.replace(packed, plan=crowded), random_x(1, 2560))
 
@@ -231,31 +232,34 @@ def test_any_split_gives_the_product(device: Device, fmt: WeightFormat, thread_b
     for rows, columns, strips in ((544, 1040, 1), (96, 16384, 4)):
         weight = make_weight(fmt, rows, columns, strips=strips)
         packed = upload(device, weight)
-        plan = linear_small_t.LinearPlan(weight.layout, min(thread_blocks, weight.layout.units))
+        plan = linear_plan.LinearPlan(weight.layout, min(thread_blocks, weight.layout.units))
         packed = dataclasses.replace(packed, plan=plan)
-        ring = linear_small_t.fit_ring(
+        ring = linear_plan.fit_ring(
             plan, 9, device.kernels.limits, resident_blocks=2, max_stages=3, lookahead=2
         )
         x = random_x(9, columns)
         got = run(device, packed, x, epilogue=Epilogue.STORE_FLOAT, ring=ring)
         want = linear_small_t.reference(bf16_to_float(x).astype(np.float64), weight.decoded)
         assert_near(got, want, 1e-4)
+        many = run(device, packed, np.tile(x, (3, 1))[:24], epilogue=Epilogue.STORE_FLOAT)
+        assert (many == np.tile(got, (3, 1))[:24]).all()
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_a_column_of_nan_spoils_no_other(device: Device, fmt: WeightFormat) -> None:
+@pytest.mark.parametrize("tokens", [9, 23, 32])
+def test_a_column_of_nan_spoils_no_other(device: Device, fmt: WeightFormat, tokens: int) -> None:
     packed = upload(device, make_weight(fmt, 528, 1040))
-    x = random_x(9, 1040)
+    x = random_x(tokens, 1040)
     clean = run(device, packed, x)
     x[4] = 0x7FC0
     got = run(device, packed, x)
     assert np.isnan(bf16_to_float(got[4])).all()
-    rest = [t for t in range(9) if t != 4]
+    rest = [t for t in range(tokens) if t != 4]
     assert (got[rest] == clean[rest]).all()
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("tokens", [1, 6, 16])
+@pytest.mark.parametrize("tokens", [1, 6, 16, 21, 32])
 def test_residual_is_added_before_the_one_rounding(
     device: Device, fmt: WeightFormat, tokens: int
 ) -> None:
@@ -275,7 +279,7 @@ def test_residual_is_added_before_the_one_rounding(
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("tokens", [1, 8, 11])
+@pytest.mark.parametrize("tokens", [1, 8, 11, 18, 32])
 def test_swiglu_of_interleaved_rows(device: Device, fmt: WeightFormat, tokens: int) -> None:
     weight = make_weight(fmt, 1056, 256, is_interleaved=True)
     packed = upload(device, weight)
@@ -285,10 +289,12 @@ def test_swiglu_of_interleaved_rows(device: Device, fmt: WeightFormat, tokens: i
         bf16_to_float(x).astype(np.float64), weight.decoded, is_gated=True
     )
     assert_near(got, want, 3e-3)
+    alone = bf16_to_float(run(device, packed, x[-1:], epilogue=Epilogue.SWIGLU))
+    assert (alone[0] == got[-1]).all()
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
-@pytest.mark.parametrize("tokens", [1, 9])
+@pytest.mark.parametrize("tokens", [1, 9, 19, 32])
 def test_input_is_normalised_on_the_way_in(device: Device, fmt: WeightFormat, tokens: int) -> None:
     cp = device.cp
     columns = 1024
@@ -311,7 +317,7 @@ def test_ring_shape_changes_no_bit(device: Device, fmt: WeightFormat) -> None:
     limits = device.kernels.limits
     want = run(device, packed, x, epilogue=Epilogue.STORE_FLOAT)
     for stages, resident, lookahead in itertools.product((2, 3, 6), (2, 3), (0, 5)):
-        ring = linear_small_t.fit_ring(
+        ring = linear_plan.fit_ring(
             packed.plan, 8, limits,
             resident_blocks=resident, max_stages=stages, lookahead=lookahead,
         )  # fmt: skip
@@ -319,19 +325,52 @@ def test_ring_shape_changes_no_bit(device: Device, fmt: WeightFormat) -> None:
         assert (got == want).all()
 
 
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("has_norm", [False, True])
+@pytest.mark.parametrize(("rows", "columns", "strips"), [(2560, 5120, 2), (96, 16384, 4)])
+def test_moving_windows_changes_no_bit(
+    device: Device, fmt: WeightFormat, has_norm: bool, rows: int, columns: int, strips: int
+) -> None:
+    """Of one column, which has all of x at once, and of many in windows of any length."""
+    cp = device.cp
+    packed = upload(device, make_weight(fmt, rows, columns, strips=strips))
+    x, gain = random_x(32, columns), random_x(1, columns, seed=9)[0]
+    sums = (bf16_to_float(x).astype(np.float64) ** 2).reshape(32, -1, 32).sum(-1)
+
+    def product(first: int, last: int, **options: Any) -> NDArray[Any]:
+        norm = InputNorm(
+            cp.asarray(sums[first:last].astype(np.float32)), cp.asarray(gain), 1e-6, 1.0
+        )
+        return run(
+            device, packed, x[first:last], epilogue=Epilogue.STORE_FLOAT,
+            norm=norm if has_norm else None, **options,
+        )  # fmt: skip
+
+    want = np.concatenate([product(t, t + 1) for t in (0, 7, 15, 16, 23, 31)])
+    for tokens, units in itertools.product((16, 24, 32), (1, 2, 3)):
+        ring = linear_plan.fit_ring(
+            packed.plan, tokens, device.kernels.limits,
+            resident_blocks=1, max_stages=4, lookahead=0, window_units=units,
+        )  # fmt: skip
+        got = product(0, tokens, ring=ring)
+        picked = [t for t in (0, 7, 15, 16, 23, 31) if t < tokens]
+        assert (got[picked] == want[: len(picked)]).all(), f"T = {tokens}, {units} units a window"
+
+
 @pytest.mark.parametrize("is_chained", [False, True])
+@pytest.mark.parametrize("tokens", [8, 32])
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_a_captured_chain_gives_the_bits_of_single_launches(
-    device: Device, fmt: WeightFormat, is_chained: bool
+    device: Device, fmt: WeightFormat, tokens: int, is_chained: bool
 ) -> None:
     """x -> down -> up -> ... with one workspace; every link reads what the one before wrote."""
     cp = device.cp
     weight = make_weight(fmt, 2560, 2560)
     packed = upload(device, weight)
     links = 12
-    states = cp.zeros((links + 1, 8, 2560), cp.uint16)
-    states[0] = cp.asarray(random_x(8, 2560))
-    sums = cp.ones((links + 1, 8, 80), cp.float32)
+    states = cp.zeros((links + 1, tokens, 2560), cp.uint16)
+    states[0] = cp.asarray(random_x(tokens, 2560))
+    sums = cp.ones((links + 1, tokens, 80), cp.float32)
     gain = cp.asarray(random_x(1, 2560, seed=5)[0])
     workspace = make_workspace(device, packed)
 

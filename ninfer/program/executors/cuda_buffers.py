@@ -24,7 +24,7 @@ from ninfer.ops.moe_pairs import SortedPairs
 from ninfer.program.executors.cuda_tensor import Arena, DeviceTensor
 from ninfer.program.executors.cuda_weights import HEAD, WeightPlan
 
-SMALL_TOKENS: Final = linear_small_t.MAX_TOKENS
+SMALL_TOKENS: Final = 16
 """Most columns of a row that take the decode kernels, whose bits do not depend on T."""
 MOE_BLOCK_TOKENS: Final = 8192
 """Most tokens whose experts run at once: an expert's weights are read once a block of them."""
@@ -158,7 +158,10 @@ def carve_buffers(
     )
     single = [matrix for matrix in weights.matrices if matrix.num_experts is None]
     partials = max(
-        linear_small_t.workspace_size(linear_small_t.plan_linear(matrix.layout, limits))
+        linear_small_t.workspace_size(
+            linear_small_t.plan_linear(matrix.layout, limits),
+            min(sizes.max_small, linear_small_t.MAX_TOKENS),
+        )
         for matrix in single
     )
     unpacked = max(

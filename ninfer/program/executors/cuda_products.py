@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ninfer.contract.model import ModelConfig
 from ninfer.ops import dequantise, linear_small_t, rms_norm
 from ninfer.ops.linear_small_t import Epilogue, InputNorm
@@ -35,8 +37,7 @@ class Products:
     ) -> None:
         """y = epilogue(W x), with RMSNorm of x in front when `norm` names its weight. A residual
         is y itself; its square sums are left for the next norm, as those of any y if asked for."""
-        for first in range(0, x.shape[0], SMALL_TOKENS):
-            last = min(first + SMALL_TOKENS, x.shape[0])
+        for first, last in self._blocks(name, x.shape[0]):
             sums = self._buffers.square_sums.rows(first, last)
             adds = epilogue is Epilogue.ADD_RESIDUAL
             for part in self._weights.linears[name]:
@@ -54,6 +55,16 @@ class Products:
                     norm=None if norm is None else self.input_norm(norm, sums),
                     is_chained=True,
                 )
+
+    def _blocks(self, name: str, num_tokens: int) -> Iterator[tuple[int, int]]:
+        """Columns [first, last) of each launch: as few as the weight allows, of about one size."""
+        most = SMALL_TOKENS
+        if num_tokens > SMALL_TOKENS:
+            limits, parts = self._driver.kernels.limits, self._weights.linears[name]
+            most = min(linear_small_t.max_tokens(part.linear.plan, limits) for part in parts)
+        size = -(-num_tokens // -(-num_tokens // most))
+        for first in range(0, num_tokens, size):
+            yield first, min(first + size, num_tokens)
 
     def large(self, name: str, x: DeviceTensor, y: DeviceTensor, *, adds: bool = False) -> None:
         """y = W x, or y += W x; gate and up rows in natural order."""
