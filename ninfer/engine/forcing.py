@@ -1,6 +1,7 @@
 """Forced tokens: those that a request's mask leaves no choice about are accepted without a draw.
 
-They go into session, ledger and budget at once, and are fed to the model several in a unit. A row
+They go into session, ledger and budget at once, and are fed to the model several in a unit, as is
+what was fed before a pause. A row
 keeps at least one token of its budget to be drawn, so that only drawn tokens end an answer.
 """
 
@@ -49,5 +50,11 @@ def accept_forced(
     """Put adopted tokens into the ledgers, to be fed before the next draw."""
     program.force(record.resident, forced.token_ids)
     record.accepted.extend(forced.token_ids)
+    plan_inputs(record, program, scheduler)
+
+
+def plan_inputs(record: RequestRecord, program: Program, scheduler: Scheduler) -> None:
+    """Tell the scheduler what a ready row is to be fed before its next draw: forced tokens, or
+    what was fed before a pause."""
     num_inputs = program.num_replay_left(record.resident)
     scheduler.note_forced(record.ticket, num_inputs if num_inputs >= _FEWEST_IN_A_UNIT else 0)

@@ -13,6 +13,7 @@ from ninfer.contract.cache import CacheMode, CheckpointId
 from ninfer.contract.errors import InvariantError
 from ninfer.contract.program import PausedSequence, Program, SequenceSpec, Source, TransferKind
 from ninfer.engine.context_protocol import ContextPolicy, SourceChoice, TransferPlan
+from ninfer.engine.forcing import plan_inputs
 from ninfer.engine.metrics import EngineMetrics
 from ninfer.engine.no_cache import NoCache
 from ninfer.engine.request_record import Phase, RequestRecord
@@ -171,7 +172,10 @@ class Residency:
         frontiers = (frontier.num_tokens for frontier in record.request.prompt.frontiers)
         record.captures = frozenset(captures)
         stops = tuple(sorted({*captures, *frontiers}))
-        self._scheduler.bind(record.ticket, self._program.frontier(record.resident), stops)
+        frontier = self._program.frontier(record.resident)
+        self._scheduler.bind(record.ticket, frontier, stops)
+        if frontier >= record.request.prompt.num_tokens:
+            plan_inputs(record, self._program, self._scheduler)
 
     def _release_snapshot(self, record: RequestRecord) -> None:
         """A leased one is released when its transfer ends."""

@@ -30,7 +30,7 @@ from ninfer.engine.background import Background
 from ninfer.engine.context_protocol import ContextPolicy
 from ninfer.engine.endings import Endings
 from ninfer.engine.expiry import Expiry, ExpiryQueue
-from ninfer.engine.forcing import accept_forced, adopt_forced
+from ninfer.engine.forcing import accept_forced, adopt_forced, plan_inputs
 from ninfer.engine.inbox import Inbox
 from ninfer.engine.metrics import EngineMetrics
 from ninfer.engine.outbox import Outbox
@@ -273,7 +273,7 @@ class Worker:
             case UnitKind.PREFILL:
                 self._note_prefilled(unit, now)
             case UnitKind.REPLAY:
-                self._scheduler.note_replayed(unit.records[0].ticket, unit.batch.num_inputs[0])
+                self._note_replayed(unit)
             case UnitKind.DECODE:
                 self._note_decoded(unit)
         if self._speculation is not None and unit.rounds is not None:
@@ -296,12 +296,20 @@ class Worker:
         if self._pace.tokens_s is not None:
             self._policy.note_rates(prefill_tokens_s=self._pace.tokens_s)
         self._scheduler.note_prefilled(record.ticket, frontier)
+        if record.phase is Phase.REPLAY and frontier == record.request.prompt.num_tokens:
+            plan_inputs(record, self._program, self._scheduler)
         if frontier in record.captures:
             if record.ticket != self._scheduler.protected:
                 policy = self._residency.policy_of(record)
                 policy.reached(record.ticket, record.resident, frontier)
             # Its siblings may have waited for this.
             self._scheduler.note_event()
+
+    def _note_replayed(self, unit: LaunchedUnit) -> None:
+        (record,), (num_inputs,) = unit.records, unit.batch.num_inputs
+        self._scheduler.note_replayed(record.ticket, num_inputs)
+        if record.phase is Phase.REPLAY:
+            self._metrics.replayed_tokens_total += num_inputs
 
     def _note_decoded(self, unit: LaunchedUnit) -> None:
         self._metrics.num_decode_units += 1

@@ -268,3 +268,18 @@ async def test_last_one_that_gave_its_lane_back_gets_it_again() -> None:
         rig.engine.flush_cache()
         await spin()
         assert rig.is_clean()
+
+
+async def test_what_was_fed_before_a_pause_is_fed_again_many_tokens_at_once() -> None:
+    wrap = Maker(Watched)
+    async with running_engine(limits(lanes=2, num_pages=4, host_blocks=0), wrap=wrap) as rig:
+        requests = [rig.request(30, max_tokens=150) for _ in range(2)]
+        tasks = [ask(rig, request) for request in requests]
+        for request, task in zip(requests, tasks, strict=True):
+            assert (await task).token_ids == solo_tokens(request, 150)
+        metrics = rig.engine.metrics
+        assert metrics.num_replays == 1
+        num_outputs = metrics.replayed_tokens_total - 30
+        assert num_outputs > 32
+        assert wrap.made.num_forced_units == -(-num_outputs // 16)
+        assert rig.is_clean()
