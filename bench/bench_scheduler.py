@@ -75,6 +75,10 @@ class InstantExecutor:
     def has_draft_model(self) -> bool:
         return False
 
+    @property
+    def pads_rows(self) -> bool:
+        return False
+
     async def verify(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
         raise InvariantError("no drafts are verified here")
 

@@ -66,6 +66,10 @@ class FreeExecutor:
     def has_draft_model(self) -> bool:
         return False
 
+    @property
+    def pads_rows(self) -> bool:
+        return False
+
     async def verify(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
         raise OpContractError("this executor verifies no drafts")
 

@@ -18,8 +18,9 @@ class DraftSource(Enum):
 class DraftCosts(Protocol):
     """Times of decode steps, in any unit. They decide how much is drafted, never what comes out."""
 
-    def step(self, num_rows: int, num_columns: int) -> float:
-        """A step of so many rows, one at least, with so many inputs in all of them together."""
+    def step(self, num_rows: int, num_columns: int, width: int) -> float:
+        """A step of so many rows, one at least, with so many inputs in all of them together and
+        `width` in the longest."""
 
     def proposals(self, num_rows: int, num_tokens: int) -> float:
         """What it adds that the draft model guesses so many tokens for each row."""

@@ -215,6 +215,10 @@ class Executor(Protocol):
         """Whether rows of `verify` may ask for proposals. The draft model follows every unit: it
         absorbs the inputs of prefill, verify and score units alike, and `decode` is not used."""
 
+    @property
+    def pads_rows(self) -> bool:
+        """Whether all rows of `verify` take the time of the one with the most inputs."""
+
     async def verify(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
         """Decode rows of which some have drafts behind their first input (len(checks) == T - 1;
         those without may have no `sample`). A row's tokens are those that so many `decode` steps

@@ -54,13 +54,17 @@ class RowCosts:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCosts:
-    """Implements DraftCosts; `rows` ascend by num_rows, at least one."""
+    """Implements DraftCosts; `rows` ascend by num_rows, at least one. With `is_padded` all rows of
+    a step count as long as the longest."""
 
     rows: tuple[RowCosts, ...]
+    is_padded: bool = False
 
-    def step(self, num_rows: int, num_columns: int) -> float:
+    def step(self, num_rows: int, num_columns: int, width: int) -> float:
         """Behind the last step of so many rows, what fewer rows with as many inputs say counts, if
         it is less."""
+        if self.is_padded:
+            num_columns = num_rows * width
         own = self._of(num_rows)
         most, longest = own.steps[-1]
         if num_columns <= most:
@@ -93,7 +97,7 @@ async def measure(
     steps = {1: {1: await meter.time(1, 1)}}
     proposals: dict[int, dict[int, float]] = {}
     for num_rows, width, num_proposed in _shapes(executor, capacity):
-        expected_s = costs_of(steps, proposals).step(num_rows, num_rows * width)
+        expected_s = costs_of(steps, proposals).step(num_rows, num_rows * width, width)
         if clock() - started + expected_s > longest_s:
             continue
         taken_s = await meter.time(num_rows, width, num_proposed)
@@ -102,10 +106,10 @@ async def measure(
         elif num_rows in steps:
             added_s = taken_s - steps[num_rows][num_rows]
             proposals.setdefault(num_rows, {})[num_proposed] = max(0.0, added_s)
-    return costs_of(steps, proposals)
+    return costs_of(steps, proposals, is_padded=executor.pads_rows)
 
 
-def costs_of(steps: _Times, proposals: _Times) -> MeasuredCosts:
+def costs_of(steps: _Times, proposals: _Times, *, is_padded: bool = False) -> MeasuredCosts:
     """From the times of steps by rows and inputs, and of what proposals add by rows and tokens.
     What is larger is no faster, whatever the clock said."""
     rows: list[RowCosts] = []
@@ -114,7 +118,7 @@ def costs_of(steps: _Times, proposals: _Times) -> MeasuredCosts:
         if num_rows in proposals:
             added = _rising({0: 0.0, **proposals[num_rows]})
         rows.append(RowCosts(num_rows, _rising(steps[num_rows]), added))
-    return MeasuredCosts(tuple(rows))
+    return MeasuredCosts(tuple(rows), is_padded)
 
 
 def _rising(times: Mapping[int, float]) -> tuple[tuple[int, float], ...]:

@@ -98,6 +98,7 @@ class FakeExecutor:
     has_states   False: a model of attention alone, whose tokens depend on KV only
     num_going_on   decode calls that were told to go on
     has_draft_model   as the capacity says
+    pads_rows    what it says of itself
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class FakeExecutor:
     ) -> None:
         self.vocab_size = vocab_size
         self.has_draft_model = capacity.has_draft_model
+        self.pads_rows = False
         self.has_states = has_states
         self.move_faults: set[int] = set()
         self.move_gate: asyncio.Event | None = None

@@ -64,27 +64,38 @@ async def measured(
 async def test_steps_are_measured_and_others_read_off_the_next_larger() -> None:
     costs, _ = await measured(capacity(), tiles)
     for num_rows, num_columns in ((1, 1), (1, 2), (1, 8), (2, 2), (2, 16), (4, 4), (4, 32)):
-        assert costs.step(num_rows, num_columns) == pytest.approx(tiles(num_rows, num_columns, 0))
-    assert costs.step(1, 3) == costs.step(1, 4)
-    assert costs.step(3, 3) == costs.step(4, 4)
-    assert costs.step(4, 9) == pytest.approx(tiles(4, 16, 0))
-    assert costs.step(4, 64) == pytest.approx(2 * tiles(4, 32, 0))
-    assert costs.step(9, 9) == costs.step(4, 9)
+        assert costs.step(num_rows, num_columns, 1) == pytest.approx(
+            tiles(num_rows, num_columns, 0)
+        )
+    assert costs.step(1, 3, 1) == costs.step(1, 4, 1)
+    assert costs.step(3, 3, 1) == costs.step(4, 4, 1)
+    assert costs.step(4, 9, 1) == pytest.approx(tiles(4, 16, 0))
+    assert costs.step(4, 64, 1) == pytest.approx(2 * tiles(4, 32, 0))
+    assert costs.step(9, 9, 1) == costs.step(4, 9, 1)
     assert costs.proposals(4, 3) == 0.0
 
 
 async def test_what_had_no_time_is_read_off_fewer_rows() -> None:
     """A step of a row and its longest draft was measured, of four rows none."""
     costs, _ = await measured(capacity(), lambda rows, columns, _: 0.1 * -(-columns // 8), 0.25)
-    assert costs.step(4, 4) == pytest.approx(0.1)
-    assert costs.step(4, 8) == pytest.approx(0.1)
-    assert 0.1 < costs.step(4, 16) < 0.25
+    assert costs.step(4, 4, 1) == pytest.approx(0.1)
+    assert costs.step(4, 8, 1) == pytest.approx(0.1)
+    assert 0.1 < costs.step(4, 16, 1) < 0.25
 
 
 async def test_the_border_of_a_tile_shows() -> None:
     costs, _ = await measured(capacity(draft_tokens=8), tiles)
-    assert costs.step(1, 8) < 1.5 * costs.step(1, 1)
-    assert costs.step(1, 9) > 1.5 * costs.step(1, 8)
+    assert costs.step(1, 8, 1) < 1.5 * costs.step(1, 1, 1)
+    assert costs.step(1, 9, 1) > 1.5 * costs.step(1, 8, 1)
+
+
+async def test_padded_rows_count_as_long_as_the_longest() -> None:
+    limits = capacity()
+    executor = TimedExecutor(limits, tiles)
+    executor.pads_rows = True
+    costs = await measure(executor, limits, longest_s=10.0, clock=lambda: executor.now_s)
+    assert costs.step(4, 11, 8) == costs.step(4, 32, 8) == pytest.approx(tiles(4, 32, 0))
+    assert costs.step(4, 4, 1) == pytest.approx(tiles(4, 4, 0))
 
 
 async def test_proposals_of_a_block_cost_the_same_however_many() -> None:
@@ -111,7 +122,7 @@ async def test_measuring_takes_no_longer_than_it_may(lanes: int, step_s: float) 
     )
     assert executor.now_s <= 2 * step_s + 0.3 + 1e-9
     for num_rows in range(1, lanes + 1):
-        steps = [costs.step(num_rows, num_rows + extra) for extra in range(20)]
+        steps = [costs.step(num_rows, num_rows + extra, 1) for extra in range(20)]
         assert steps == sorted(steps)
         assert steps[0] > 0.0
 
@@ -120,7 +131,7 @@ async def test_a_clock_that_jumps_gives_no_step_that_is_faster_with_more() -> No
     costs, _ = await measured(
         capacity(has_draft_model=True), lambda rows, columns, proposed: 0.01 / (1 + columns)
     )
-    steps = [costs.step(1, columns) for columns in range(1, 20)]
+    steps = [costs.step(1, columns, 1) for columns in range(1, 20)]
     assert steps == sorted(steps)
     assert costs.proposals(1, 4) >= 0.0
 
@@ -135,7 +146,7 @@ async def test_a_clock_that_jumps_gives_no_step_that_is_faster_with_more() -> No
 def test_a_table_answers_everything(steps: dict[int, dict[int, float]]) -> None:
     costs = costs_of(steps, {})
     for num_rows in range(1, 6):
-        times = [costs.step(num_rows, num_columns) for num_columns in range(1, 60)]
+        times = [costs.step(num_rows, num_columns, 1) for num_columns in range(1, 60)]
         assert times[0] > 0.0
         assert all(before <= after for before, after in pairwise(times))
 
@@ -145,7 +156,7 @@ async def test_nothing_is_left_of_it() -> None:
     executor = FakeExecutor(VOCAB_SIZE, limits)
     program = ModelProgram(hybrid_config(vocab_size=VOCAB_SIZE), executor, limits)
     costs = await program.measure_drafts()
-    assert costs.step(1, 1) > 0.0
+    assert costs.step(1, 1, 1) > 0.0
     program.check()
     assert program.occupancy().pages_used == program.occupancy().slots_used == 0
     spec = spec_of(10, vocab_size=VOCAB_SIZE)

@@ -13,7 +13,7 @@ PROPOSAL_COST: Final = 0.1
 class AssumedCosts:
     """Implements DraftCosts: a plain step is 1, whatever its rows."""
 
-    def step(self, num_rows: int, num_columns: int) -> float:
+    def step(self, num_rows: int, num_columns: int, width: int) -> float:
         return 1.0 + COLUMN_COST * (num_columns - num_rows)
 
     def proposals(self, num_rows: int, num_tokens: int) -> float:

@@ -32,11 +32,11 @@ def choose_lengths(
     lengths = [0] * num_rows
     if not order:
         return lengths
-    value, best = float(num_drawing), LEAST_GAIN * num_drawing / costs.step(num_rows, num_rows)
-    num_drafted = 0
-    for count, (loss, _, _) in enumerate(order, 1):
-        value -= loss
-        rate = value / costs.step(num_rows, num_rows + count)
+    value, best = float(num_drawing), LEAST_GAIN * num_drawing / costs.step(num_rows, num_rows, 1)
+    num_drafted, width = 0, 1
+    for count, (loss, place, _) in enumerate(order, 1):
+        value, width = value - loss, max(width, place + 2)
+        rate = value / costs.step(num_rows, num_rows + count, width)
         if rate > best:
             best, num_drafted = rate, count
     for _, _, row in order[:num_drafted]:
@@ -49,11 +49,11 @@ def proposal_length(hopes: Sequence[Sequence[float]], num_drawing: int, costs: D
     once, one behind another. `hopes` are worths as above, one item a row."""
     num_rows = len(hopes)
     value, num_columns, length = float(num_drawing), num_rows, 0
-    best = LEAST_GAIN * num_drawing / costs.step(num_rows, num_rows)
+    best = LEAST_GAIN * num_drawing / costs.step(num_rows, num_rows, 1)
     for place in range(max(map(len, hopes), default=0)):
         added = [hope[place] for hope in hopes if len(hope) > place]
         value, num_columns = value + sum(added), num_columns + len(added)
-        time = costs.step(num_rows, num_columns) + costs.proposals(num_rows, place + 1)
+        time = costs.step(num_rows, num_columns, place + 2) + costs.proposals(num_rows, place + 1)
         if value / time > best:
             best, length = value / time, place + 1
     return length

@@ -128,6 +128,10 @@ class CpuExecutor:
     def has_draft_model(self) -> bool:
         return self._draft is not None
 
+    @property
+    def pads_rows(self) -> bool:
+        return False
+
     async def verify(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
         return await self._submit("verify", self._verify, rows)
 

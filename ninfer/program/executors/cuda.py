@@ -199,6 +199,10 @@ class CudaExecutor:
         return self._mtp is not None
 
     @property
+    def pads_rows(self) -> bool:
+        return True
+
+    @property
     def rounds(self) -> Rounds:
         """For benchmarks, between units only. InvariantError when nothing is drafted."""
         if self._rounds is None:

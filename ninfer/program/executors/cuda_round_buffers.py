@@ -116,7 +116,7 @@ def carve_rounds(arena: Arena, config: ModelConfig, capacity: Capacity) -> Round
         return None
     lanes, columns = capacity.max_concurrency, 1 + capacity.max_draft_tokens
     records, fold_layers = None, None
-    if config.gdn is not None:
+    if config.gdn is not None and config.num_gdn_layers > 0:
         num_layers, width = config.num_gdn_layers, projection_width(config.gdn)
         records = arena.take((num_layers, lanes * columns, width), "uint16")
         fold_layers = arena.take((num_layers * LAYER.itemsize,), "uint8")

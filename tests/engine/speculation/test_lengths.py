@@ -18,8 +18,18 @@ SHARES = st.lists(st.sampled_from((0.0, 0.2, 0.5, 0.8, 1.0)), max_size=3)
 class Tiles:
     """Costs that rise only with every eighth input."""
 
-    def step(self, num_rows: int, num_columns: int) -> float:
+    def step(self, num_rows: int, num_columns: int, width: int) -> float:
         return 1.0 + 0.5 * ((num_columns - 1) // 8)
+
+    def proposals(self, num_rows: int, num_tokens: int) -> float:
+        return 0.01 * num_tokens
+
+
+class Padded:
+    """Rows that all take the time of the longest."""
+
+    def step(self, num_rows: int, num_columns: int, width: int) -> float:
+        return 1.0 + 0.05 * num_rows * (width - 1)
 
     def proposals(self, num_rows: int, num_tokens: int) -> float:
         return 0.01 * num_tokens
@@ -34,7 +44,7 @@ def best_rate(guesses: list[tuple[float, ...]], costs: DraftCosts) -> float:
     num_rows = len(guesses)
     return max(
         (num_rows + sum(sum(guess[:length]) for guess, length in zip(guesses, cut, strict=True)))
-        / costs.step(num_rows, num_rows + sum(cut))
+        / costs.step(num_rows, num_rows + sum(cut), 1 + max(cut))
         for cut in product(*(range(len(guess) + 1) for guess in guesses))
     )
 
@@ -49,7 +59,7 @@ def test_no_other_cut_of_the_guesses_is_faster(
     found = len(guesses) + sum(
         sum(guess[:length]) for guess, length in zip(guesses, lengths, strict=True)
     )
-    rate = found / costs.step(len(guesses), len(guesses) + sum(lengths))
+    rate = found / costs.step(len(guesses), len(guesses) + sum(lengths), 1 + max(lengths))
     assert rate * LEAST_GAIN >= best_rate(guesses, costs) - 1e-9
 
 
@@ -69,6 +79,15 @@ def test_a_full_batch_drafts_less() -> None:
     alone = choose_lengths(worths([0.6] * 8), 1, AssumedCosts())
     together = choose_lengths(worths(*([0.6] * 8 for _ in range(8))), 8, AssumedCosts())
     assert sum(together) < 8 * alone[0] / 2
+
+
+def test_where_rows_are_padded_no_single_row_makes_all_wait() -> None:
+    alone = worths([0.8] * 7)
+    assert choose_lengths(alone, 1, Padded())[0] >= 5
+    among = choose_lengths([*alone, *worths(*([0.1] for _ in range(7)))], 8, Padded())
+    assert among[0] <= 2
+    # What comes with the width is not left out.
+    assert choose_lengths(worths([0.8] * 3, [0.3]), 2, Padded()) == [3, 1]
 
 
 def test_gains_too_small_to_tell_are_none() -> None:
