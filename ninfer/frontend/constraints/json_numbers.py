@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any, Final
 
 MAX_WHOLE_DIGITS: Final = 40
@@ -83,13 +84,13 @@ def has_numbers(case: Mapping[str, Any]) -> bool:
 
 def is_within(case: Mapping[str, Any], value: float) -> bool:
     """Whether a number keeps to bounds and `multipleOf`."""
-    exact, low, high = Decimal(str(value)), _lower(case), _upper(case)
+    exact, low, high = _decimal(value), _lower(case), _upper(case)
     if low is not None and (exact < low[0] or (low[1] and exact == low[0])):
         return False
     if high is not None and (exact > high[0] or (high[1] and exact == high[0])):
         return False
-    step = Decimal(str(case.get("multipleOf", 0)))
-    return step == 0 or (exact / step) % 1 == 0
+    step = Fraction(str(case.get("multipleOf", 0)))
+    return step == 0 or (Fraction(exact) / step).denominator == 1
 
 
 def _lower(case: Mapping[str, Any]) -> tuple[Decimal, bool] | None:
@@ -105,7 +106,12 @@ def _upper(case: Mapping[str, Any]) -> tuple[Decimal, bool] | None:
 
 def _bounds(case: Mapping[str, Any], bound: str, exclusive: str) -> list[tuple[Decimal, bool]]:
     keys = ((bound, False), (exclusive, True))
-    return [(Decimal(str(case[key])), is_out) for key, is_out in keys if key in case]
+    return [(_decimal(case[key]), is_out) for key, is_out in keys if key in case]
+
+
+def _decimal(value: float) -> Decimal:
+    """The shortest number that is read as this one, without a sign of zero."""
+    return Decimal(str(value)) or Decimal(0)
 
 
 def _up(bound: Decimal, is_excluded: bool) -> int:

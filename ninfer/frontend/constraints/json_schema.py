@@ -158,10 +158,10 @@ def _check(root: dict[str, Any], schema: Any, path: str, is_strict: bool) -> Non
         raise invalid(path_of(path, "$id"), "is a keyword that cannot be enforced")
     _check_shapes(schema, path)
     _check_reference(root, schema, path)
-    if is_strict:
-        _check_supported(schema, path, root)
     for place, child in children(schema, path):
         _check(root, child, place, is_strict)
+    if is_strict:
+        _check_supported(schema, path, root)
 
 
 def _check_shapes(schema: Mapping[str, Any], path: str) -> None:
@@ -187,8 +187,12 @@ def _check_shapes(schema: Mapping[str, Any], path: str) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float) or not _is_count(value):
             raise invalid(path_of(path, key), "must be a whole number of at least 0")
     for key in _BOUNDS:
-        if not isinstance(schema.get(key, 0), int | float):
+        is_flag = isinstance(schema.get(key), bool) and not key.startswith("exclusive")
+        if is_flag or not isinstance(schema.get(key, 0), int | float):
             raise invalid(path_of(path, key), "must be a number")
+    step = schema.get("multipleOf", 1)
+    if isinstance(step, bool) or not isinstance(step, int | float) or step <= 0:
+        raise invalid(path_of(path, "multipleOf"), "must be a number above 0")
     kinds = schema.get("type", [])
     if not isinstance(kinds, str | list) or not all(isinstance(kind, str) for kind in kinds):
         raise invalid(path_of(path, "type"), "must be the name of a type or a list of names")

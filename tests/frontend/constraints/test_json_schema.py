@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ninfer.contract.chat import Constraint
 from ninfer.contract.errors import RequestError
-from ninfer.frontend.constraints.json_schema import MAX_CHARACTERS, prepare_schema
+from ninfer.frontend.constraints.grammar import build_grammar
+from ninfer.frontend.constraints.json_schema import MAX_CHARACTERS
 from tests.helpers.grammar_rig import PARAM, accepts, refusal, schema_matcher
 
 NODE = {
@@ -291,6 +293,10 @@ def test_what_cannot_be_enforced_is_refused_when_strict(schema: Any, place: str)
         ({"pattern": 5}, ".pattern"),
         ({"type": 5}, ".type"),
         ({"minimum": "x"}, ".minimum"),
+        ({"maximum": True}, ".maximum"),
+        ({"multipleOf": 0}, ".multipleOf"),
+        ({"not": {"multipleOf": "a"}}, ".not.multipleOf"),
+        ({"not": {"required": 5}}, ".not.required"),
         ({"type": "strin"}, ""),
         ({"type": "string", "pattern": "(?=a)b"}, ""),
         ({"type": "integer", "minimum": 3, "maximum": 2}, ""),
@@ -351,7 +357,9 @@ def test_white_space_is_bounded(start: str) -> None:
 
 _KEYS = st.sampled_from(
     ["type", "properties", "items", "anyOf", "$ref", "enum", "minimum", "maxLength", "format",
-     "required", "propertyNames", "exclusiveMinimum", "nullable", "pattern", "$defs", "const"]
+     "required", "propertyNames", "exclusiveMinimum", "nullable", "pattern", "$defs", "const",
+     "oneOf", "allOf", "not", "multipleOf", "maximum", "patternProperties", "prefixItems", "title",
+     "minProperties", "additionalProperties"]
 )  # fmt: skip
 _LEAVES = st.sampled_from(
     [
@@ -380,7 +388,7 @@ _JSON = st.recursive(
 def test_any_json_is_a_schema_or_a_request_error(value: Any, is_strict: bool) -> None:
     param: str | None = PARAM
     try:
-        prepare_schema(json.dumps(value), PARAM, is_strict=is_strict)
+        build_grammar(Constraint("json_schema", json.dumps(value), PARAM, is_strict))
     except RequestError as error:
         param = error.param
     assert str(param).startswith(PARAM)
