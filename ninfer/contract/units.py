@@ -75,7 +75,7 @@ class UnitRow:
     page_table   [p] int32 page ids, p * PAGE_TOKENS >= start + T
     read_slot    StateImage before the inputs (ROOT_SLOT at start 0)
     write_slot   StateImage after the inputs; differs from read_slot
-                 (models without GDN layers have no StateImages: both are ROOT_SLOT)
+                 (models without GDN layers and draft model have no StateImages: both are ROOT_SLOT)
     sample       how to choose the token after the last input, or None: no logits are needed
     checks       of a `verify` row, how to choose the tokens after the inputs before the last: T - 1
                  of them. Inputs from the second on are drafts; see docs/speculation.md
@@ -234,7 +234,7 @@ class Executor(Protocol):
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of a StateImage; 0 for a model without GDN layers."""
+        """Bytes of a StateImage; 0 for a model without GDN layers that nothing drafts for."""
 
     @property
     def host_blocks(self) -> ByteArray:

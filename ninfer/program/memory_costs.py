@@ -57,7 +57,7 @@ class MemoryCosts(Protocol):
         """0 for a model without attention layers."""
 
     def slot_bytes(self) -> int:
-        """0 for a model without GDN layers."""
+        """0 for a model without GDN layers that nothing drafts for."""
 
     def workspace_bytes(self, capacity: Capacity) -> Mapping[str, int]:
         """By what it is for. Grows with every number of the capacity; pages do not matter."""
