@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from itertools import repeat
 
 import pytest
 
@@ -23,6 +24,7 @@ from tests.helpers.engine_rig import (
     solo_tokens,
 )
 from tests.helpers.fake_executor import Fault
+from tests.helpers.known_drafter import KnownDrafter
 from tests.helpers.masked_session import MaskedSession, MaskRule
 from tests.helpers.oracle_drafter import oracles, sure
 from tests.helpers.scripted_session import ScriptedSession
@@ -69,6 +71,23 @@ async def test_answers_are_those_without_drafts(
         assert drafts.accepted_at == sorted(drafts.accepted_at, reverse=True)
         assert not any(drafts.accepted_at[draft_tokens:])
         assert rig.is_clean()
+
+
+@pytest.mark.parametrize("num_right", range(6))
+async def test_just_the_right_beginning_of_each_draft_is_accepted(num_right: int) -> None:
+    def make(request: GenerationRequest, max_tokens: int) -> KnownDrafter:
+        return KnownDrafter(solo_tokens(request, 90), max_tokens, VOCAB_SIZE, repeat(num_right))
+
+    async with running_engine(capacity(lanes=3, draft_tokens=5), make_drafter=make) as rig:
+        requests = [rig.request(5 + index, 1 + 6 * 7, sampling=SAMPLED) for index in range(3)]
+        for request, seen in zip(requests, await ask(rig, *requests), strict=True):
+            assert seen.token_ids == solo_tokens(request, 43)
+            drafts = seen.finished.timings.drafts
+            assert drafts is not None
+            # The last round has the length that the budget leaves.
+            assert all(drafts.rounds - 1 <= count for count in drafts.accepted_at)
+            assert len(drafts.accepted_at) == num_right
+            assert 41 <= drafts.accepted + drafts.rounds <= 42
 
 
 async def test_right_drafts_take_a_unit_for_many_tokens() -> None:
