@@ -43,6 +43,7 @@ SHAPES: Final = {
     "27b out": (5120, 6144),
     "27b gate_up": (34816, 5120),
     "27b down": (5120, 17408),
+    "27b lm_head": (248320, 5120),
 }
 RINGS: Final = ((1, 1, 8), (1, 2, 6), (2, 2, 3))
 """(thread blocks a multiprocessor, blocks that share its memory, most stages)."""
@@ -73,10 +74,10 @@ class Case:
 class Bench:
     """The device, its rate R and the buffers that all cases share."""
 
-    def __init__(self) -> None:
+    def __init__(self, cubin_dir: Path | None = None) -> None:
         cp.cuda.Device(0).use()
         self.kernels = KernelLibrary.open(
-            cache_dir=Path(tempfile.gettempdir()) / "ninfer-bench-kernels"
+            cache_dir=Path(tempfile.gettempdir()) / "ninfer-bench-kernels", cubin_dir=cubin_dir
         )
         self.stream = cp.cuda.Stream(non_blocking=True)
         self.stream.use()
@@ -113,7 +114,7 @@ class Bench:
         """One row of the table."""
         plan = case.packed[0].plan
         layout = plan.layout
-        x = _random_x(tokens, layout.columns)
+        x = random_x(tokens, layout.columns)
         y = cp.empty((len(case.packed), tokens, layout.rows), cp.uint16)
         workspace = _workspace(plan)
         shape = ring or linear_plan.shape_ring(plan, tokens, self.kernels.limits)
@@ -139,7 +140,7 @@ class Bench:
 
     def _check(self, name: str, packed: PackedLinear, decoded: Any) -> None:
         layout = packed.plan.layout
-        x = _random_x(8, layout.columns)
+        x = random_x(8, layout.columns)
         y = cp.full((8, layout.rows), 0x7FC1, cp.uint16)
         linear_small_t.launch(
             self.kernels, packed, x, y, workspace=_workspace(packed.plan), stream=self.stream.ptr
@@ -238,7 +239,8 @@ def _workspace(plan: LinearPlan) -> Any:
     return cp.full(size, 0xFFFFFFFF, cp.uint32).view(cp.float32)
 
 
-def _random_x(tokens: int, columns: int) -> Any:
+def random_x(tokens: int, columns: int) -> Any:
+    """bf16 codes [T, K]."""
     values = cp.random.standard_normal((tokens, columns), dtype=cp.float32)
     return (values.view(cp.uint32) >> 16).astype(cp.uint16)
 
