@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -131,8 +132,9 @@ class GuidedModel:
         return request
 
 
-def load_guided_model() -> GuidedModel:
-    source = open_named_model(None)
+def load_guided_model(path: Path | None = None) -> GuidedModel:
+    """The model at `path`; the demo model without."""
+    source = open_named_model(path)
     weights = {
         name: np.array(array)
         for name, array in read_weights(source, lambda *_: None, ("text", "mtp"))

@@ -37,6 +37,52 @@ def random_root(rng: random.Random) -> Schema:
     return random_schema(rng)
 
 
+def bounded(schema: Schema) -> Schema:
+    """What keeps to a schema and is short: no long strings, lists and objects."""
+    copy = {key: _bounded_inner(key, value) for key, value in schema.items()}
+    if "allOf" in copy:
+        copy["maxProperties"] = 2
+    kinds = copy.get("type", ())
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if "string" in kinds and "format" not in copy:
+        copy.setdefault("maxLength", 12)
+    if "array" in kinds:
+        copy.setdefault("maxItems", 3)
+        copy.setdefault("items", {"type": "null"})
+    if "object" in kinds:
+        _bound_names(copy)
+        copy.setdefault("maxProperties", len(copy.get("properties", {})) + 2)
+    return copy
+
+
+def _bound_names(schema: Schema) -> None:
+    """Members that are not named have short names."""
+    others = schema.get("additionalProperties", {"type": "boolean"})
+    if "propertyNames" in schema:
+        schema["propertyNames"] = {"maxLength": 4}
+    elif "patternProperties" in schema:
+        patterns = schema["patternProperties"].items()
+        schema["patternProperties"] = {
+            f"{pattern.rstrip('$')}[a-z]{{0,3}}$": item for pattern, item in patterns
+        }
+    elif others is not False:
+        schema["patternProperties"] = {"^[A-Z]{1,4}$": others}
+        schema["additionalProperties"] = False
+
+
+def _bounded_inner(key: str, value: Any) -> Any:
+    if key in ("properties", "patternProperties", "$defs"):
+        return {name: bounded(item) for name, item in value.items()}
+    if key in ("anyOf", "prefixItems"):
+        return [bounded(item) for item in value]
+    if key == "allOf":
+        # What they say of members is merged, so none of them may be closed alone.
+        return [{**part, "properties": bounded(part)["properties"]} for part in value]
+    if key in ("items", "additionalProperties") and isinstance(value, dict):
+        return bounded(value)
+    return value
+
+
 def _integer(rng: random.Random, _: int) -> Schema:
     low = rng.choice([None, -123, -5, 0, 3, 2**33])
     schema: Schema = {"type": "integer"}

@@ -4,7 +4,6 @@ schema, and no mark-up is left in the content."""
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -23,8 +22,6 @@ from tests.helpers.random_schemas import Schema, random_schema
 XML = XmlCallFormat()
 CLOSE = "\n</parameter>\n</function>\n</tool_call>"
 BAIT = ("</parameter>", "\n", "</function>", "</tool_call>", "<parameter=a>", "Oslo", " ", "5", '"')
-OVERFLOW = re.compile(r"[0-9][eE][-+]?[0-9]{3}")
-"""Numbers inside of lists and objects may be too large for anybody to read."""
 NULL_OR: Schema = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
 
 
@@ -239,7 +236,7 @@ def test_random_calls_are_read_as_valid_arguments(form: CallFormat, part: int) -
             continue
         for _ in range(2):
             answer = walk(start, rng, patience=20, closing="\n</parameter>\n")
-            if answer.is_whole and not OVERFLOW.search(answer.text):
+            if answer.is_whole:
                 num_whole += 1
                 check_answer(schema, answer.text)
     assert num_whole > 15
