@@ -2,8 +2,9 @@
 
     python -m bench.bench_speculation [--rows N] [--json bench/results/NAME.json]
 
-The demo model, greedy, N rows at once; each kind of text with and without drafts, medians of
-interleaved runs. That the answers are the same is checked first.
+The demo model, greedy, N rows at once; each kind of text without drafts, with drafts from the text,
+and with those of the MTP module besides; medians of interleaved runs. That the answers are the same
+is checked first.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.common.record import host, write_record
-from ninfer.cli.loading import LoadedModel, load_model, make_cache, make_engine, open_named_model
+from ninfer.cli.loading import (
+    LoadedModel,
+    load_model,
+    make_cache,
+    make_engine,
+    measured_costs,
+    open_named_model,
+)
 from ninfer.contract.cache import CacheMode, CacheRequest
 from ninfer.contract.chat import ChatMessage, ChatPrompt, GenerationParams, TextPart
 from ninfer.contract.generation import Finished, GenerationEngine, Progress
@@ -27,7 +35,8 @@ from ninfer.contract.prompt import PreparedPrompt
 from ninfer.engine.core import Engine
 from ninfer.options import EngineOptions, SamplingOptions
 
-RUNS: Final = 2
+RUNS: Final = 3
+SPECS: Final = ("none", "ngram", "mtp")
 MAX_TOKENS: Final = 48
 COPY: Final = (
     "Repeat after me: 183 604 77 912 415 550",
@@ -115,15 +124,16 @@ def totals(engine: Engine) -> tuple[int, int, int, int]:
     )
 
 
-async def compare(kind: str, num_rows: int) -> dict[str, Any]:
+async def compare(kind: str, num_rows: int) -> list[dict[str, Any]]:
     engines: dict[str, tuple[Engine, LoadedModel]] = {}
-    runs: dict[str, list[Run]] = {"none": [], "ngram": []}
+    runs: dict[str, list[Run]] = {spec: [] for spec in SPECS}
     for spec in runs:
         options = EngineOptions(
             executor="cpu", max_concurrency=num_rows, max_context=512, cpu_threads=1, spec=spec
         )
         model = load_model(open_named_model(None), options, SamplingOptions(), lambda *_: None)
-        engine = make_engine(model, options, make_cache(model, options))
+        costs = await measured_costs(model)
+        engine = make_engine(model, options, make_cache(model, options), costs)
         await engine.start()
         engines[spec] = engine, model
     try:
@@ -133,14 +143,15 @@ async def compare(kind: str, num_rows: int) -> dict[str, Any]:
     finally:
         for engine, _ in engines.values():
             await engine.aclose()
-    return figures(kind, num_rows, runs["none"], runs["ngram"])
+    plain = runs.pop("none")
+    return [figures(kind, num_rows, spec, plain, drafting) for spec, drafting in runs.items()]
 
 
 def figures(
-    kind: str, num_rows: int, plain: Sequence[Run], drafting: Sequence[Run]
+    kind: str, num_rows: int, spec: str, plain: Sequence[Run], drafting: Sequence[Run]
 ) -> dict[str, Any]:
     if any(item.answers != plain[0].answers for item in (*plain, *drafting)):
-        raise RuntimeError(f"the answers of {kind} differ")
+        raise RuntimeError(f"the answers of {kind} with {spec} differ")
     last = drafting[-1]
     without, with_drafts = (
         statistics.median(item.processor_s / item.num_tokens for item in runs)
@@ -148,6 +159,7 @@ def figures(
     )
     return {
         "kind": kind,
+        "spec": spec,
         "rows": num_rows,
         "tokens": last.num_tokens,
         # The first token of an answer is the prompt's.
@@ -167,15 +179,15 @@ def main() -> int:
     found = []
     for kind in ("copy", "repetition", "story"):
         for num_rows in arguments.rows:
-            row = asyncio.run(compare(kind, num_rows))
-            found.append(row)
-            share = "-" if row["acceptance"] is None else f"{row['acceptance']:.0%}"
-            print(
-                f"{kind:10} {num_rows} rows: {row['tokens_a_row']:.2f} tokens a row, {share} of"
-                f" drafts right; {row['plain_ms']:.1f} -> {row['drafting_ms']:.1f} ms a token,"
-                f" {row['speed']:.2f}x",
-                flush=True,
-            )
+            for row in asyncio.run(compare(kind, num_rows)):
+                found.append(row)
+                share = "-" if row["acceptance"] is None else f"{row['acceptance']:.0%}"
+                print(
+                    f"{kind:10} {row['spec']:5} {num_rows} rows: {row['tokens_a_row']:.2f} tokens a"
+                    f" row, {share} of drafts right; {row['plain_ms']:.1f} ->"
+                    f" {row['drafting_ms']:.1f} ms a token, {row['speed']:.2f}x",
+                    flush=True,
+                )
     if arguments.json is not None:
         write_record(arguments.json, {**host(), "rows": found})
     return 0
