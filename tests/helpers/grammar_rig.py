@@ -18,14 +18,20 @@ from ninfer.frontend.constraints.compiler import LIBRARY_LIMITS
 from ninfer.frontend.constraints.grammar import Grammar, build_grammar
 from ninfer.frontend.constraints.matcher import Matcher
 from ninfer.frontend.constraints.vocabulary import GrammarVocabulary
+from ninfer.frontend.tokenizer import TextTokenizer
 from tests.helpers.demo_frontend import DEMO_VOCAB_SIZE, demo_tokenizer
 
 PARAM = "response_format"
 
 
 @cache
+def tokenizer() -> TextTokenizer:
+    return demo_tokenizer()
+
+
+@cache
 def vocabulary() -> GrammarVocabulary:
-    return GrammarVocabulary(demo_tokenizer(), DEMO_VOCAB_SIZE)
+    return GrammarVocabulary(tokenizer(), DEMO_VOCAB_SIZE)
 
 
 def constraint(kind: ConstraintKind, value: Any = "", *, is_strict: bool = True) -> Constraint:
@@ -87,8 +93,7 @@ class Walk:
 
     @property
     def text(self) -> str:
-        tokenizer = demo_tokenizer()
-        return b"".join(map(tokenizer.token_bytes, self.token_ids)).decode()
+        return b"".join(map(tokenizer().token_bytes, self.token_ids)).decode()
 
 
 def walk(
