@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -27,6 +28,7 @@ from ninfer.convert.source import open_model
 from ninfer.engine.context.limits import CacheMemory
 from ninfer.engine.context_cache import ContextCache
 from ninfer.engine.core import Engine
+from ninfer.engine.speculation.row_drafter import CommonRates, RowDrafter
 from ninfer.frontend.frontend import ModelFrontend
 from ninfer.options import EngineOptions, SamplingOptions
 from ninfer.program.loader import load_program
@@ -150,6 +152,7 @@ def make_engine(
         queue_timeout_s=options.queue_timeout,
         policy=cache,
         max_decode_gap_s=gap_ms / 1000.0 if gap_ms > 0 else None,
+        make_drafter=partial(RowDrafter, common=CommonRates()),
         draft_costs=draft_costs,
     )
 

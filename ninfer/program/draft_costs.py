@@ -51,6 +51,14 @@ class RowCosts:
         most, longest = self.steps[-1]
         return longest * max(1.0, num_columns / max(most, _TILE))
 
+    def proposal(self, num_tokens: int) -> float:
+        """The time between those of the next smaller and the next larger known."""
+        place = bisect_left(self.proposals, (num_tokens, 0.0))
+        if place == 0 or place == len(self.proposals):
+            return self.proposals[min(place, len(self.proposals) - 1)][1]
+        (fewer, before), (more, behind) = self.proposals[place - 1 : place + 1]
+        return before + (behind - before) * (num_tokens - fewer) / (more - fewer)
+
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCosts:
@@ -73,8 +81,7 @@ class MeasuredCosts:
         return max(longest, min(item.step(num_columns) for item in fewer))
 
     def proposals(self, num_rows: int, num_tokens: int) -> float:
-        sizes, times = zip(*self._of(num_rows).proposals, strict=True)
-        return float(np.interp(num_tokens, sizes, times))
+        return self._of(num_rows).proposal(num_tokens)
 
     def _of(self, num_rows: int) -> RowCosts:
         place = bisect_left(self.rows, num_rows, key=lambda item: item.num_rows)

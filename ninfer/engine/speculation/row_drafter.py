@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from ninfer.contract.drafting import DraftSource
 from ninfer.contract.generation import GenerationRequest
+from ninfer.contract.units import MAX_DRAFT_TOKENS
 from ninfer.engine.speculation.drafter import NO_GUESS, Guess, Hope
 from ninfer.engine.speculation.ngram import NgramDrafter
 from ninfer.engine.speculation.rates import WEIGHT, Rates
@@ -22,6 +23,14 @@ PROBE_ROUNDS: Final = 8
 """Rounds without a proposal after which one is asked for to see how good they are."""
 
 
+class CommonRates:
+    """What requests begin with: at first what is assumed, then what those before them learned."""
+
+    def __init__(self) -> None:
+        self.trust: Final = Rates(FIRST_TRUST)
+        self.places: Final = Rates((FIRST_RATE,) * MAX_DRAFT_TOKENS)
+
+
 class _Offer(NamedTuple):
     """A guess that was made, drafted or not, and the kind of each token in `rates`."""
 
@@ -32,14 +41,17 @@ class _Offer(NamedTuple):
 
 class RowDrafter:
     """Implements Drafter. All guesses are compared with what came, so that a source is known also
-    while the other one drafts."""
+    while the other one drafts. `common`: of all requests of an engine."""
 
-    def __init__(self, request: GenerationRequest, max_tokens: int) -> None:
+    def __init__(
+        self, request: GenerationRequest, max_tokens: int, common: CommonRates | None = None
+    ) -> None:
         self._max_tokens = max_tokens
         self._ngrams = NgramDrafter()
         self._ngrams.extend(request.prompt.token_ids.tolist())
-        self._trust = Rates(FIRST_TRUST)
-        self._places = Rates((FIRST_RATE,) * max_tokens)
+        common = common or CommonRates()
+        self._trust = common.trust.child()
+        self._places = common.places.child()
         self._offers: list[_Offer] = []
         self._num_seen = 0
         self._num_unproposed = 0

@@ -12,7 +12,12 @@ from ninfer.contract.generation import GenerationRequest
 from ninfer.contract.prompt import PreparedPrompt
 from ninfer.contract.sampling import SamplingParams
 from ninfer.engine.speculation.drafter import NO_GUESS
-from ninfer.engine.speculation.row_drafter import AGREEMENTS, PROBE_ROUNDS, RowDrafter
+from ninfer.engine.speculation.row_drafter import (
+    AGREEMENTS,
+    PROBE_ROUNDS,
+    CommonRates,
+    RowDrafter,
+)
 from tests.helpers.scripted_session import ScriptedSession
 
 RNG = random.Random(5)
@@ -20,7 +25,9 @@ FRESH = [RNG.randrange(1000, 100_000) for _ in range(4000)]
 """A text that repeats nothing."""
 
 
-def drafter_of(prompt: list[int], max_tokens: int = 4) -> RowDrafter:
+def drafter_of(
+    prompt: list[int], max_tokens: int = 4, common: CommonRates | None = None
+) -> RowDrafter:
     request = GenerationRequest(
         request_id="r",
         prompt=PreparedPrompt(np.array(prompt, np.int32)),
@@ -28,7 +35,7 @@ def drafter_of(prompt: list[int], max_tokens: int = 4) -> RowDrafter:
         session=ScriptedSession(),
         max_tokens=1000,
     )
-    return RowDrafter(request, max_tokens)
+    return RowDrafter(request, max_tokens, common)
 
 
 def answer(
@@ -126,3 +133,22 @@ def test_proposals_are_probed_when_there_were_none_for_long(num_rounds: int) -> 
     assert drafter.hope(4).is_probe == (num_rounds >= PROBE_ROUNDS)
     drafter.guess(FRESH[:num_rounds], (3,), 4)
     assert not drafter.hope(4).is_probe
+
+
+def test_requests_begin_with_what_those_before_them_learned() -> None:
+    common = CommonRates()
+    first = drafter_of([1], common=common).hope(4)
+    assert drafter_of([1]).hope(4) == first
+    for start in range(0, 1000, 100):
+        answer(drafter_of([1], common=common), FRESH[start : start + 100], 1)
+    worths = drafter_of([1], common=common).hope(4).worths
+    assert worths[0] > first.worths[0]
+    assert drafter_of([1]).hope(4) == first
+
+
+def test_one_request_changes_little_for_others() -> None:
+    common = CommonRates()
+    bad = drafter_of([1], common=common)
+    answer(bad, FRESH[:20], 0)
+    (own, *_), (others, *_) = bad.hope(4).worths, drafter_of([1], common=common).hope(4).worths
+    assert own < 0.2 < 0.4 < others
