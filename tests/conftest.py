@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -20,7 +23,8 @@ settings.register_profile(
 )
 settings.load_profile("ci")
 
-if "PYTEST_XDIST_WORKER" in os.environ:
+IS_WORKER: Final = "PYTEST_XDIST_WORKER" in os.environ
+if IS_WORKER:
     # Workers share the processors, so threads of a product would wait for each other.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -41,3 +45,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Modules that are slow come first, so that no worker is left alone with one at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The lines that all workers reached together, if SLIPCOVER_ENABLED had them counted."""
+    folder = os.environ.get("SLIPCOVER_COVERAGE_DIR")
+    if folder is None or IS_WORKER:
+        return
+    from slipcover import print_coverage
+
+    merged = Path(folder) / "merged.json"
+    if merged.is_file():
+        terminalreporter.section("coverage")
+        with merged.open() as file:
+            print_coverage(
+                json.load(file), outfile=terminalreporter, skip_covered=True, missing_width=60
+            )
+    shutil.rmtree(folder)

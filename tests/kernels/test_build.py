@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from ninfer.contract.errors import OptionError
 from ninfer.kernels.build import ARCHITECTURES, BuiltCubin, build_cubins
-from ninfer.kernels.compiler import KernelCompileError
+from ninfer.kernels.compiler import KernelCompileError, compiler_version
 from ninfer.kernels.cubin_store import CubinStore
 from ninfer.kernels.sources import KERNELS_DIR, kernel_names, read_source
 
-# One fixture compiles everything: about a minute on two idle processors.
-pytestmark = pytest.mark.timeout(900)
+# One fixture compiles everything, which takes minutes on two processors.
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
+
+KEPT: Final = "NINFER_TEST_CUBINS"
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[BuiltCubin, ...]:
-    return build_cubins(ARCHITECTURES, tmp_path_factory.mktemp("cubins"))
+    """Compiled now, or found in the folder that NINFER_TEST_CUBINS names.
+
+    There they are kept by compiler and by the digest of all that it reads and is told.
+    """
+    folder = os.environ.get(KEPT)
+    if folder is None:
+        return build_cubins(ARCHITECTURES, tmp_path_factory.mktemp("cubins"))
+    return build_cubins(ARCHITECTURES, Path(folder) / compiler_version())
 
 
 def test_every_kernel_is_built_for_every_architecture(built: tuple[BuiltCubin, ...]) -> None:
