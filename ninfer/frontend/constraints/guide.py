@@ -12,10 +12,10 @@ used to there are forced. `after` makes successors and changes nothing, `commit`
 from __future__ import annotations
 
 import codecs
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,8 +68,7 @@ class GuideRules:
     param: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GuideState:
+class GuideState(NamedTuple):
     """A place in an answer.
 
     tail       last bytes of the thought: it is not closed inside a character
@@ -101,13 +100,15 @@ class Guide:
         is_thinking: bool,
     ) -> None:
         self._rules = rules
+        self._ends = _bits(rules.end_ids)
+        self._turn_ends = _bits(rules.end_ids | rules.mute_ids)
         self._compile = compile
         self._matcher: Matcher | None = None
         self._fresh: Matcher | None = None
         phase = Phase.THOUGHT if is_thinking else self._answer_phase
         self._state = GuideState(phase)
         if is_thinking and rules.budget == 0:
-            self._state = replace(self._state, forced=rules.closing, is_closing=True)
+            self._state = self._state._replace(forced=rules.closing, is_closing=True)
 
     @property
     def state(self) -> GuideState:
@@ -136,16 +137,14 @@ class Guide:
 
     def fill_at(self, state: GuideState, words: NDArray[np.uint32]) -> None:
         """Allow what may come behind the present state or one of its successors."""
-        rules = self._rules
         if state.forced:
             words[:] = 0
-            _allow(words, state.forced[0])
+            _allow(words, _bits(state.forced[:1]))
         elif state.phase is Phase.BOUND:
             self._fill_bound(state, words)
         else:
             words[:] = _ALL
-            for token_id in rules.end_ids | rules.mute_ids:
-                _forbid(words, token_id)
+            _forbid(words, self._turn_ends)
 
     def forced(self) -> tuple[int, ...]:
         return self.forced_at(self._state)
@@ -186,7 +185,7 @@ class Guide:
     def after(self, state: GuideState, token_id: int, *, thinks: bool) -> GuideState:
         """The state behind `token_id`; `thinks`: what comes next belongs to a thought. Raises
         NotAllowed for a token that may not come."""
-        state = replace(state, num_tokens=state.num_tokens + 1)
+        state = state._replace(num_tokens=state.num_tokens + 1)
         if state.forced:
             return self._after_forced(state, token_id, thinks=thinks)
         match state.phase:
@@ -203,7 +202,7 @@ class Guide:
             self._matcher = self._fresh.copy()
         if self._matcher is not None and not self._matcher.consume(state.fed):
             raise InvariantError("the grammar does not take the committed tokens")
-        self._state = replace(state, fed=(), restarts=False)
+        self._state = state._replace(fed=(), restarts=False)
 
     @property
     def decides_ends(self) -> bool:
@@ -222,50 +221,48 @@ class Guide:
     def _fill_bound(self, state: GuideState, words: NDArray[np.uint32]) -> None:
         rules, matcher = self._rules, self._matcher_at(state)
         matcher.fill(words)
-        for token_id in rules.end_ids | rules.mute_ids:
-            _forbid(words, token_id)
+        _forbid(words, self._turn_ends)
         if rules.trigger is None and matcher.is_accepting:
             is_early = state.num_tokens < rules.min_tokens
             if not is_early or not words.any():
-                for token_id in rules.end_ids:
-                    _allow(words, token_id)
+                _allow(words, self._ends)
 
     def _after_forced(self, state: GuideState, token_id: int, *, thinks: bool) -> GuideState:
         if token_id != state.forced[0]:
             raise NotAllowed(f"token {token_id} came where {state.forced[0]} was forced")
-        state = replace(state, forced=state.forced[1:])
+        state = state._replace(forced=state.forced[1:])
         if state.phase is Phase.THOUGHT and not thinks:
-            return replace(state, phase=self._answer_phase)
+            return state._replace(phase=self._answer_phase)
         return state
 
     def _after_thought(self, state: GuideState, token_id: int, *, thinks: bool) -> GuideState:
         rules = self._rules
         tail = (state.tail + rules.token_bytes(token_id))[-_LONGEST_CHARACTER:]
-        state = replace(state, num_thought=state.num_thought + 1, tail=tail)
+        state = state._replace(num_thought=state.num_thought + 1, tail=tail)
         if not thinks:
             return self._after_close(state, token_id)
         if rules.budget is None or state.is_closing or state.num_thought < rules.budget:
             return state
         if _is_cut(tail) and state.num_thought < rules.budget + _LONGEST_CHARACTER:
             return state
-        return replace(state, forced=rules.closing, is_closing=True)
+        return state._replace(forced=rules.closing, is_closing=True)
 
     def _after_close(self, state: GuideState, token_id: int) -> GuideState:
         """The thought has ended by itself. A token that also begins the answer is fed to the
         grammar in other tokens of the same text."""
-        state = replace(state, phase=self._answer_phase)
+        state = state._replace(phase=self._answer_phase)
         if not self._holds_grammar:
             return state
         rest = _behind_close(self._rules.token_bytes(token_id)).lstrip()
         if not rest:
-            return replace(state, forced=self._rules.lead)
+            return state._replace(forced=self._rules.lead)
         return self._fed(state, self._rules.encode(rest.decode("utf-8", "replace")))
 
     def _after_free(self, state: GuideState, token_id: int, *, thinks: bool) -> GuideState:
         if token_id == self._rules.trigger and not thinks:
-            return replace(state, phase=Phase.BOUND, restarts=True, fed=())
+            return state._replace(phase=Phase.BOUND, restarts=True, fed=())
         if thinks and self._rules.budget is not None and not state.is_closing:
-            return replace(state, phase=Phase.THOUGHT)
+            return state._replace(phase=Phase.THOUGHT)
         return state
 
     def _after_bound(self, state: GuideState, token_id: int) -> GuideState:
@@ -276,12 +273,12 @@ class Guide:
     def _fed(self, state: GuideState, token_ids: tuple[int, ...]) -> GuideState:
         fed = (*state.fed, *token_ids)
         matcher = self._start_of(state)
-        if not matcher.accepts(fed):
-            raise NotAllowed(f"tokens {token_ids} are not what the grammar allows")
         is_complete = matcher.completes_with(fed)
+        if is_complete is None:
+            raise NotAllowed(f"tokens {token_ids} are not what the grammar allows")
         if is_complete and self._rules.trigger is not None:
-            return replace(state, fed=fed, phase=Phase.FREE)
-        return replace(state, fed=fed, is_complete=is_complete)
+            return state._replace(fed=fed, phase=Phase.FREE)
+        return state._replace(fed=fed, is_complete=is_complete)
 
     def _start_of(self, state: GuideState) -> Matcher:
         """The place in the grammar from which a state is fed."""
@@ -312,9 +309,19 @@ def _behind_close(data: bytes) -> bytes:
     return data.partition(b">")[2]
 
 
-def _allow(words: NDArray[np.uint32], token_id: int) -> None:
-    words[token_id >> 5] |= np.uint32(1 << (token_id & 31))
+def _bits(token_ids: Iterable[int]) -> tuple[tuple[int, np.uint32], ...]:
+    """(word, bits) of tokens in a mask."""
+    words: dict[int, int] = {}
+    for token_id in token_ids:
+        words[token_id >> 5] = words.get(token_id >> 5, 0) | 1 << (token_id & 31)
+    return tuple((index, np.uint32(bits)) for index, bits in words.items())
 
 
-def _forbid(words: NDArray[np.uint32], token_id: int) -> None:
-    words[token_id >> 5] &= np.uint32(~(1 << (token_id & 31)) & 0xFFFFFFFF)
+def _allow(words: NDArray[np.uint32], bits: tuple[tuple[int, np.uint32], ...]) -> None:
+    for index, allowed in bits:
+        words[index] |= allowed
+
+
+def _forbid(words: NDArray[np.uint32], bits: tuple[tuple[int, np.uint32], ...]) -> None:
+    for index, forbidden in bits:
+        words[index] &= ~forbidden

@@ -41,12 +41,12 @@ class Matcher:
         """Whether all of these may come next."""
         return self._matcher.validate_tokens(list(token_ids)) == len(token_ids)
 
-    def completes_with(self, token_ids: Sequence[int]) -> bool:
-        """`is_complete` behind these, which it accepts. Changes nothing."""
-        if not self._matcher.consume_tokens(list(token_ids)):
-            return False
-        is_complete = self.is_complete
-        self._matcher.rollback(len(token_ids))
+    def completes_with(self, token_ids: Sequence[int]) -> bool | None:
+        """`is_complete` behind these, None when not all of them may come. Changes nothing."""
+        num_taken = self._matcher.try_consume_tokens(list(token_ids))
+        is_complete = self.is_complete if num_taken == len(token_ids) else None
+        if num_taken:
+            self._matcher.rollback(num_taken)
         return is_complete
 
     def consume(self, token_ids: Sequence[int]) -> bool:
