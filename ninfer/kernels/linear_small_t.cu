@@ -409,14 +409,14 @@ __device__ __forceinline__ void load_residual(const LinearParams& p, const Colum
   }
 }
 
-// Those of kTilesAtOnce column tiles from `first_tile` on.
+// Column tiles whose residuals are on their way at once: a round trip for each would be seen.
 template <int kTiles>
-__device__ __forceinline__ void load_residuals(const LinearParams& p, const Strip& strip, int first_tile,
-                                               u32 (&residual)[8 * kTilesAtOnce<kTiles>]) {
+constexpr int kTilesAhead = kTiles < 4 ? kTiles : 2;
+
+// Those of a column tile.
+__device__ __forceinline__ void load_residuals(const LinearParams& p, const Strip& strip, int tile, u32 (&residuals)[8]) {
 #pragma unroll
-  for (int i = 0; i < 2 * kTilesAtOnce<kTiles>; ++i) {
-    if (first_tile + i / 2 < kTiles) load_residual(p, Column(p, strip, first_tile + i / 2, i % 2), residual + 4 * i);
-  }
+  for (int i = 0; i < 2; ++i) load_residual(p, Column(p, strip, tile, i), residuals + 4 * i);
 }
 
 // One column as bf16, the residual added before the one rounding; returns the sum of squares.
@@ -438,18 +438,14 @@ __device__ __forceinline__ float store_bf16(const LinearParams& p, const Column&
   return squares;
 }
 
-// Column tiles from `first_tile` on whose residuals those are.
 template <int kTiles>
-__device__ __forceinline__ void store_tiles(const LinearParams& p, const Strip& strip, int first_tile,
-                                            const u32 (&residuals)[8 * kTilesAtOnce<kTiles>],
-                                            const Accumulators<kTiles>& sum) {
+__device__ __forceinline__ void store_tile(const LinearParams& p, const Strip& strip, int tile, const u32 (&residuals)[8],
+                                           const Accumulators<kTiles>& sum) {
 #pragma unroll
-  for (int i = 0; i < 2 * kTilesAtOnce<kTiles>; ++i) {
-    const int tile = first_tile + i / 2;
-    if (tile >= kTiles) break;
-    const Column column(p, strip, tile, i % 2);
+  for (int i = 0; i < 2; ++i) {
+    const Column column(p, strip, tile, i);
     float values[4], squares = 0.f;
-    column_sums(sum, tile, i % 2, values);
+    column_sums(sum, tile, i, values);
     if (column.t < p.tokens) squares = store_bf16(p, column, residuals + 4 * i, values);
     if (p.square_sums == nullptr) continue;
     squares = row_group_sum(squares);
@@ -460,14 +456,15 @@ __device__ __forceinline__ void store_tiles(const LinearParams& p, const Strip& 
   }
 }
 
-// Residuals come some tiles at once: a round trip for each would be seen.
+// `residuals` are those of the first tiles; the others come as places become free.
 template <int kTiles>
-__device__ __forceinline__ void store_rows(const LinearParams& p, const Strip& strip, const Accumulators<kTiles>& sum) {
+__device__ __forceinline__ void store_rows(const LinearParams& p, const Strip& strip, u32 (&residuals)[kTilesAhead<kTiles>][8],
+                                           const Accumulators<kTiles>& sum) {
 #pragma unroll
-  for (int tile = 0; tile < kTiles; tile += kTilesAtOnce<kTiles>) {
-    u32 residuals[8 * kTilesAtOnce<kTiles>];
-    load_residuals<kTiles>(p, strip, tile, residuals);
-    store_tiles(p, strip, tile, residuals, sum);
+  for (int tile = 0; tile < kTiles; ++tile) {
+    u32 (&own)[8] = residuals[tile % kTilesAhead<kTiles>];
+    store_tile(p, strip, tile, own, sum);
+    if (tile + kTilesAhead<kTiles> < kTiles) load_residuals(p, strip, tile + kTilesAhead<kTiles>, own);
   }
 }
 
@@ -487,10 +484,9 @@ __device__ __forceinline__ RowScales load_row_scales(const LinearParams& p, cons
   return scales;
 }
 
-// `has_residuals`: they were asked for before.
 template <int kTiles>
 __device__ __forceinline__ void finish_strip(const LinearParams& p, const Strip& strip, const RowScales& scales,
-                                             const u32 (&residuals)[8], bool has_residuals, Accumulators<kTiles>& sum) {
+                                             u32 (&residuals)[kTilesAhead<kTiles>][8], Accumulators<kTiles>& sum) {
 #pragma unroll
   for (int i = 0; i < 2 * kTiles * 4; ++i) {
     const int row_tile = i / (kTiles * 4), upper = i % 4 / 2;
@@ -500,10 +496,8 @@ __device__ __forceinline__ void finish_strip(const LinearParams& p, const Strip&
     store_swiglu(p, strip, sum);
   } else if (p.epilogue == kStoreFloat) {
     store_float(p, strip, sum);
-  } else if (!has_residuals) {
-    store_rows(p, strip, sum);
-  } else if constexpr (kTiles == 1) {
-    store_tiles(p, strip, 0, residuals, sum);
+  } else {
+    store_rows(p, strip, residuals, sum);
   }
 }
 
@@ -624,7 +618,7 @@ struct PieceEnd {
   __device__ __forceinline__ void ask(const LinearParams& p, const Piece& piece, const Consumer<Format>& me) {
     if constexpr (!kAsksAhead) return;
     else if (me.is_finisher(piece.strips) && piece.is_first()) {
-      load_residuals<1>(p, me.target(p, piece), 0, asked);
+      load_residuals(p, me.target(p, piece), 0, asked);
       scales = load_row_scales<Format>(p, me.target(p, piece));
     } else {
       const Slots slots(p, piece, me);
@@ -644,8 +638,18 @@ struct PieceEnd {
     if (!is_alone) add_slices<Format>(p, scratch, me.warp, me.lane, sum);
     if (!is_finisher) return;
     if (piece.is_first()) {
+      u32 residuals[kTilesAhead<kTiles>][8];
+#pragma unroll
+      for (int tile = 0; tile < kTilesAhead<kTiles>; ++tile) {
+        if (kAsksAhead && !is_alone) {
+#pragma unroll
+          for (int i = 0; i < 8; ++i) residuals[tile][i] = asked[i];
+        } else {
+          load_residuals(p, me.target(p, piece), tile, residuals[tile]);
+        }
+      }
       if (!kAsksAhead) scales = load_row_scales<Format>(p, me.target(p, piece));
-      finish_strip(p, me.target(p, piece), scales, asked, kAsksAhead && !is_alone, sum);
+      finish_strip(p, me.target(p, piece), scales, residuals, sum);
     } else {
       give_strip(partial_of<kTiles>(p, blockIdx.x + piece.row_block, me.strip, me.lane), sum);
     }
