@@ -6,8 +6,8 @@
 Every prompt is asked once without drafts. Then each pass goes through all draft lengths and batch
 sizes, as many prompts at once as there are rows, and compares texts, tokens, log probabilities,
 calls and ends: greedy and sampled, with penalties, bias, stops, minimal lengths, grammars, thoughts
-and tools. Who drafts changes from prompt to prompt and from pass to pass. Every third setting has
-too few pages, so that requests are paused; in every other one a request is asked again and
+and tools. Who drafts changes from prompt to prompt and from pass to pass. Every other setting
+has too few pages, so that requests are paused; in every third a request is asked again and
 cancelled. One difference is a failure.
 """
 
@@ -36,15 +36,15 @@ def settings_of(number: int) -> Iterator[Setting]:
     for place, length in enumerate(LENGTHS):
         for lanes in range(1, MOST_ROWS + 1):
             turn = number + place + lanes
-            is_short = turn % 3 == 0
+            is_short = turn % 2 == 0
             yield Setting(
                 length,
                 lanes,
                 shift=2 * number,
-                has_draft_model=turn % 4 > 0,
+                has_draft_model=(number + place) % 3 > 0,
                 num_pages=small_pool(lanes) if is_short else 8 * lanes,
-                host_blocks=64 if is_short and turn % 2 else 0,
-                num_cancelled=turn % 2,
+                host_blocks=64 if turn % 4 == 0 else 0,
+                num_cancelled=int(turn % 3 == 0),
             )
 
 

@@ -234,7 +234,7 @@ class Matrix:
 
 def small_pool(lanes: int) -> int:
     """Pages in which so many requests cannot all stay; one always can."""
-    return max(MAX_CONTEXT // 64, 3 * lanes)
+    return max(MAX_CONTEXT // 64, 3 * lanes // 2)
 
 
 def _end_of(item: GuidedAnswer) -> str:
