@@ -84,14 +84,21 @@ class SlowCuda(FakeCuda):
 
     def _compute(self, executor: CudaExecutor, item: Any) -> None:
         if isinstance(item, _Step):
-            num_rows = item.embedding.grid[0]
-            unit = executor.workspace.decode_inputs.tensors(num_rows, num_rows)
-            self.num_steps += 1
-            self._advance(unit, item.sampling)
+            self._step(executor, item)
         elif isinstance(item, Launch) and item.family == "embedding":
             self._prompt_tokens = item.grid[0]
         elif isinstance(item, Launch) and item.family == "sampling":
             self._end_prompt(executor, item)
+
+    def _step(self, executor: CudaExecutor, step: _Step) -> None:
+        """A decode step or a prompt's unit of few inputs: their tokens lie in different places."""
+        count = step.embedding.grid[0]
+        unit = executor.workspace.decode_inputs.tensors(1, 1)
+        if int(step.embedding.arguments["token_ids"]) == unit.token_ids.address:
+            self.num_steps += 1
+            self._advance(executor.workspace.decode_inputs.tensors(count, count), step.sampling)
+        else:
+            self._advance(executor.small_units.tensors(count), step.sampling)
 
     def _end_prompt(self, executor: CudaExecutor, sampling: Launch | None) -> None:
         count, self._prompt_tokens = self._prompt_tokens, 0
@@ -113,6 +120,8 @@ class SlowCuda(FakeCuda):
         for row, (read, write) in enumerate(zip(reads.tolist(), writes.tolist(), strict=True)):
             state, seen = self._states[read], 0
             for column in range(starts[row], starts[row + 1]):
+                if ordinals[column] < 0:
+                    continue
                 ordinal, token_id = int(ordinals[column]), int(token_ids[column])
                 self._tokens[self._place(tables[row], ordinal)] = token_id
                 state = hash((state, token_id, ordinal))

@@ -14,7 +14,7 @@ such a failure too.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -42,6 +42,7 @@ from ninfer.program.executors.cuda_mover import CudaMover
 from ninfer.program.executors.cuda_mtp import CudaMtp
 from ninfer.program.executors.cuda_rounds import Rounds
 from ninfer.program.executors.cuda_scores import score_inputs
+from ninfer.program.executors.cuda_small_units import SmallUnits
 from ninfer.program.executors.cuda_tensor import DeviceTensor
 from ninfer.program.executors.cuda_watch import LONGEST_UNIT_S, DeviceWatch
 from ninfer.program.executors.cuda_weights import DeviceWeights
@@ -113,6 +114,13 @@ class CudaExecutor:
                 queue_step=self.queue_decode,
                 warm_up_rows=lambda num_rows: warm_up_rows(num_rows, 1),
             )
+        self._small_units = SmallUnits(
+            driver,
+            workspace.small_window,
+            max_tokens=min(SMALL_TOKENS, capacity.prefill_chunk),
+            queue_layers=self._queue_small_unit,
+            warm_up_row=warm_up_rows(1, 1)[0],
+        )
         self._warm_up_prompts(capacity.prefill_chunk)
 
     @property
@@ -164,7 +172,8 @@ class CudaExecutor:
         check_rows((row,), has_states=self._has_states)
         with self._watch.using("prefill"):
             await self._make_way(row)
-            hidden = await self._run_prompt(row)
+            prompt = await self._run_prompt(row)
+            hidden = prompt.hidden
             scores = None
             if row.score is not None:
                 scores = await self._scores(hidden, row.score, row.start)
@@ -174,7 +183,7 @@ class CudaExecutor:
                 logits = self._workspace.logits(1)
                 self._model.queue_logits(hidden.rows(hidden.shape[0] - 1, hidden.shape[0]), logits)
                 await self._choice.queue((row.sample,), logits)
-            self._queue_absorb(row, hidden)
+            self._queue_absorb(prompt)
             place = self._workspace.sampler.side
             self._driver.mark(place)
             await self._watch.passed(place)
@@ -203,6 +212,11 @@ class CudaExecutor:
         return True
 
     @property
+    def small_units(self) -> SmallUnits:
+        """To be read between units only."""
+        return self._small_units
+
+    @property
     def rounds(self) -> Rounds:
         """For benchmarks, between units only. InvariantError when nothing is drafted."""
         if self._rounds is None:
@@ -222,7 +236,8 @@ class CudaExecutor:
         scores = np.empty((num_tokens, self._config.vocab_size), np.float32)
         with self._watch.using("score"):
             await self._make_way(row)
-            hidden = await self._run_prompt(row)
+            prompt = await self._run_prompt(row)
+            hidden = prompt.hidden
             for first in range(0, num_tokens, SMALL_TOKENS):
                 last = min(first + SMALL_TOKENS, num_tokens)
                 logits = self._workspace.logits(last - first)
@@ -231,16 +246,15 @@ class CudaExecutor:
                 self._driver.mark()
                 await self._watch.passed()
                 scores[first:last] = self._workspace.read_scores(last - first)
-            self._queue_absorb(row, hidden)
+            self._queue_absorb(prompt)
             self._driver.mark()
             await self._watch.passed()
         return scores
 
-    def _queue_absorb(self, row: UnitRow, hidden: DeviceTensor) -> None:
+    def _queue_absorb(self, prompt: _Prompt) -> None:
         """Let the draft model follow a prompt's unit."""
         if self._mtp is not None:
-            unit = self._workspace.prefill_inputs.tensors(1, row.token_ids.size)
-            self._mtp.queue_absorb(unit, hidden)
+            self._mtp.queue_absorb(prompt.unit, prompt.stream, prompt.num_inputs)
 
     async def _scores(
         self, hidden: DeviceTensor, score: ScoreRow, start: int
@@ -288,32 +302,56 @@ class CudaExecutor:
         if self._steps is not None:
             await self._steps.make_way(row.write_slot)
 
-    async def _run_prompt(self, row: UnitRow) -> DeviceTensor:
-        """Queue a prompt's inputs through all layers; the residual stream [T, C] behind them."""
+    async def _run_prompt(self, row: UnitRow) -> _Prompt:
+        """Queue a prompt's inputs through all layers."""
+        self._mover.queue_copies((row,))
+        if row.token_ids.size <= SMALL_TOKENS:
+            return _Prompt(*self._small_units.queue(row), row.token_ids.size)
         unit, hidden = self._queue_prompt(row)
         for _ in self._model.queue_layers(unit, hidden):
             await asyncio.sleep(0)
+        return _Prompt(unit, hidden, row.token_ids.size)
+
+    def _queue_small_unit(self, unit: UnitTensors) -> DeviceTensor:
+        hidden = self._model.queue_embedding(unit)
+        for _ in self._model.queue_layers(unit, hidden):
+            pass
         return hidden
 
     def _queue_prompt(self, row: UnitRow) -> tuple[UnitTensors, DeviceTensor]:
         """Queue a prompt's inputs up to the first layer."""
         inputs, num_tokens = self._workspace.prefill_inputs, row.token_ids.size
-        self._mover.queue_copies((row,))
         inputs.write_prompt(row)
         inputs.queue_copy(1, num_tokens)
         unit = inputs.tensors(1, num_tokens)
         return unit, self._model.queue_embedding(unit)
 
     def _warm_up_prompts(self, prefill_chunk: int) -> None:
-        """Units of both regimes and of the largest size: kernels and cuBLAS load what they need."""
+        """Units of the large regime and of the largest size: kernels and cuBLAS load what they
+        need."""
         for num_tokens in sorted({min(SMALL_TOKENS, prefill_chunk), prefill_chunk}):
             (row,) = warm_up_rows(1, num_tokens)
             unit, hidden = self._queue_prompt(row)
             for _ in self._model.queue_layers(unit, hidden):
                 pass
             self._model.queue_logits(hidden.rows(0, 1), self._workspace.logits(1))
-            self._queue_absorb(row, hidden)
+            self._queue_absorb(_Prompt(unit, hidden, num_tokens))
             self._driver.synchronize()
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """A prompt's unit that is queued up to the last layer. stream [T, C]: the residual stream, with
+    columns of padding behind the inputs."""
+
+    unit: UnitTensors
+    stream: DeviceTensor
+    num_inputs: int
+
+    @property
+    def hidden(self) -> DeviceTensor:
+        """The residual stream of the inputs."""
+        return self.stream.rows(0, self.num_inputs)
 
 
 def warm_up_rows(num_rows: int, num_tokens: int) -> tuple[UnitRow, ...]:

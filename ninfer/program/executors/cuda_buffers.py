@@ -162,7 +162,7 @@ def carve_buffers(
             linear_small_t.plan_linear(matrix.layout, limits),
             min(sizes.max_small, linear_small_t.MAX_TOKENS),
         )
-        for matrix in single
+        for matrix in (*single, *(rows.matrix for rows in weights.draft_head))
     )
     unpacked = max(
         matrix.layout.rows * matrix.layout.columns for matrix in single if matrix.name != HEAD
@@ -173,7 +173,7 @@ def carve_buffers(
         square_sums=arena.take((sizes.max_small, -(-hidden // 32)), "float32"),
         projected=arena.take((sizes.max_tokens * _widest_projection(config),), "uint16"),
         mixed=arena.take((sizes.max_tokens * _widest_mixed(config),), "uint16"),
-        logits=_logits(arena, sizes.max_small, config.vocab_size),
+        logits=carve_logits(arena, sizes.max_small, config.vocab_size),
         partials=arena.take((partials,), "float32"),
         unpacked=arena.take((unpacked,), "uint16"),
         query=arena.take((sizes.max_tokens * att.num_heads * stored_dim(att.head_dim),), "uint16"),
@@ -183,8 +183,8 @@ def carve_buffers(
     )
 
 
-def _logits(arena: Arena, rows: int, vocab_size: int) -> DeviceTensor:
-    """Rows start at multiples of 16 bytes."""
+def carve_logits(arena: Arena, rows: int, vocab_size: int) -> DeviceTensor:
+    """f32 [rows, V]; rows start at multiples of 16 bytes."""
     padded = -(-vocab_size // 4) * 4
     return arena.take((rows, padded), "float32").columns(0, vocab_size)
 

@@ -58,15 +58,14 @@ class GdnMixer:
 
     @property
     def fold_layer(self) -> FoldLayer:
-        """What gdn_fold reads of it: a unit whose rows have ends leaves its projection there.
+        """What gdn_fold reads of it: a unit that keeps no state leaves its projection there.
         InvariantError when nothing is drafted."""
         return FoldLayer(self._weights, self._records)
 
     def queue_small(self, hidden: DeviceTensor, unit: UnitTensors) -> None:
-        """A unit whose rows have ends leaves its StateImages as they are and its projection for
-        gdn_fold."""
+        """A unit that keeps no state leaves its projection for gdn_fold."""
         projection, y = self._outputs(hidden.shape[0])
-        if unit.row_ends is not None:
+        if not unit.keeps_state:
             projection = self._records.rows(0, hidden.shape[0])
         self._products.small(self._in_proj, hidden, projection, norm=self._norm)
         self._queue_steps(projection, y, unit)
@@ -102,7 +101,7 @@ class GdnMixer:
             y,
             eps=self._eps,
             stream=self._driver.stream,
-            keeps_state=unit.row_ends is None,
+            keeps_state=unit.keeps_state,
             is_chained=True,
         )
 

@@ -30,7 +30,8 @@ _ALIGNMENT_BYTES = 16
 @dataclass(frozen=True, slots=True)
 class UnitTensors:
     """The inputs of a unit on the device, int32; shapes as in the module. page_tables [R, P];
-    row_ends [R], where rows have columns of padding behind their inputs."""
+    row_ends [R], where rows have columns of padding behind their inputs. keeps_state: StateImages
+    are written."""
 
     token_ids: DeviceTensor
     ordinals: DeviceTensor
@@ -41,6 +42,7 @@ class UnitTensors:
     write_slots: DeviceTensor
     page_tables: DeviceTensor
     row_ends: DeviceTensor | None = None
+    keeps_state: bool = True
 
     @property
     def num_tokens(self) -> int:
@@ -139,8 +141,17 @@ class UnitInputs:
         ]
         if self._token_ids is not None:
             parts[0] = self._token_ids.rows(0, num_tokens)
-        parts.append(self._page_tables.rows(0, num_rows))
-        return UnitTensors(*parts)
+        token_ids, ordinals, column_rows, positions, starts, reads, writes = parts
+        return UnitTensors(
+            token_ids,
+            ordinals,
+            column_rows,
+            positions,
+            starts,
+            reads,
+            writes,
+            self._page_tables.rows(0, num_rows),
+        )
 
     def write_prompt(self, row: UnitRow) -> None:
         """Fill the block from one row of any number of inputs. Only the unit before may still be

@@ -19,8 +19,8 @@ from ninfer.contract.errors import InvariantError
 from ninfer.contract.model import MlpKind, ModelConfig
 from ninfer.ops import copy_rows, draft_input, draft_step
 from ninfer.ops.draft_input import DraftNorms, HiddenRows
-from ninfer.ops.linear_small_t import Epilogue
 from ninfer.program.executors.cuda_attention import AttentionMixer
+from ninfer.program.executors.cuda_draft_head import GuessHead
 from ninfer.program.executors.cuda_driver import CudaDriver
 from ninfer.program.executors.cuda_inputs import UnitTensors
 from ninfer.program.executors.cuda_mlp import make_mlp
@@ -28,7 +28,7 @@ from ninfer.program.executors.cuda_model import is_small
 from ninfer.program.executors.cuda_products import Products
 from ninfer.program.executors.cuda_round_buffers import DraftBuffers, RoundBuffers
 from ninfer.program.executors.cuda_tensor import DeviceTensor
-from ninfer.program.executors.cuda_weights import EMBED, HEAD, DeviceWeights
+from ninfer.program.executors.cuda_weights import EMBED, DeviceWeights
 from ninfer.program.executors.cuda_window import WindowTensors
 from ninfer.program.executors.cuda_workspace import Workspace
 
@@ -56,6 +56,9 @@ class CudaMtp:
             config.rms_norm_eps,
         )
         self._products = Products(config, driver, weights, workspace.buffers)
+        self._head = GuessHead(
+            driver, self._products, workspace.buffers.logits, self._draft.logits
+        )
         self._mixer = AttentionMixer(
             config, _LAYER, workspace.memory.kv[-1], driver, weights, self._products, workspace
         )
@@ -64,13 +67,14 @@ class CudaMtp:
             config, kind, _LAYER, self._products, workspace.buffers, driver, weights
         )
 
-    def queue_absorb(self, unit: UnitTensors, hidden: DeviceTensor) -> None:
+    def queue_absorb(self, unit: UnitTensors, hidden: DeviceTensor, num_inputs: int) -> None:
         """The keys of a prompt unit's inputs, and the output behind the last for its StateImage.
-        `hidden` [T, C] is the target's residual stream behind its last layer; it is used up."""
-        num_tokens, few = hidden.shape[0], is_small(unit)
+        `hidden` [T, C] is the target's residual stream behind its last layer; it is used up.
+        Columns from `num_inputs` on are padding."""
+        few = is_small(unit)
         output = self._products.normalise("norm", hidden)
-        self._queue_keep(output.rows(num_tokens - 1, num_tokens), unit.write_slots)
-        joined = self._joined(num_tokens)
+        self._queue_keep(output.rows(num_inputs - 1, num_inputs), unit.write_slots)
+        joined = self._joined(unit.num_tokens)
         draft_input.launch(
             self._driver.kernels,
             unit.token_ids,
@@ -185,9 +189,8 @@ class CudaMtp:
         num_rows, draft, workspace = window.num_rows, self._draft, self._workspace
         chain = self._rounds.match.outputs(num_rows, 1).chain
         normed = self._products.normalise("mtp.norm", stream, draft.normed.rows(0, num_rows))
-        logits, chosen = workspace.logits(num_rows), draft.sampling_outputs(num_rows)
-        self._products.small(HEAD, normed, logits, epilogue=Epilogue.STORE_FLOAT)
-        workspace.sampler.queue_draft(logits, chain.rows, chosen)
+        chosen = draft.sampling_outputs(num_rows)
+        workspace.sampler.queue_draft(self._head.queue(normed), chain.rows, chosen)
         draft_step.launch(
             self._driver.kernels,
             chosen.token_ids,

@@ -16,6 +16,7 @@ from ninfer.ops.draft_match import MatchOutputs, PairColumns
 from ninfer.ops.draft_step import DraftChain, StepOutputs
 from ninfer.ops.gdn_device import projection_width
 from ninfer.ops.gdn_fold import LAYER
+from ninfer.program.executors.cuda_buffers import carve_logits
 from ninfer.program.executors.cuda_sampler import results_of
 from ninfer.program.executors.cuda_tensor import Arena, DeviceTensor
 from ninfer.program.executors.cuda_window import WindowBlock, carve_window
@@ -74,6 +75,7 @@ class DraftBuffers:
     proposals   int32, flat: [R, K]
     row_starts  int32 [R + 1] 0, 1, 2 ..: rows of one column
     results     int32, flat: what the sampler leaves of a draft
+    logits      f32 [R, V] of a draft head; None without one
     """
 
     output: DeviceTensor
@@ -85,6 +87,7 @@ class DraftBuffers:
     proposals: DeviceTensor
     row_starts: DeviceTensor
     results: DeviceTensor
+    logits: DeviceTensor | None
     max_proposals: int
 
     def step_outputs(self, num_rows: int) -> StepOutputs[DeviceTensor]:
@@ -110,7 +113,9 @@ class RoundBuffers:
     draft: DraftBuffers | None
 
 
-def carve_rounds(arena: Arena, config: ModelConfig, capacity: Capacity) -> RoundBuffers | None:
+def carve_rounds(
+    arena: Arena, config: ModelConfig, capacity: Capacity, *, has_draft_head: bool
+) -> RoundBuffers | None:
     """None when nothing is drafted."""
     if capacity.max_draft_tokens == 0:
         return None
@@ -126,7 +131,9 @@ def carve_rounds(arena: Arena, config: ModelConfig, capacity: Capacity) -> Round
         records=records,
         fold_layers=fold_layers,
         match=_carve_match(arena, lanes, columns),
-        draft=_carve_draft(arena, config, capacity) if capacity.has_draft_model else None,
+        draft=_carve_draft(arena, config, capacity, has_draft_head=has_draft_head)
+        if capacity.has_draft_model
+        else None,
     )
 
 
@@ -140,7 +147,9 @@ def _carve_match(arena: Arena, lanes: int, columns: int) -> MatchBuffers:
     return MatchBuffers(rows, *(arena.take((size,), "int32") for size in sizes))
 
 
-def _carve_draft(arena: Arena, config: ModelConfig, capacity: Capacity) -> DraftBuffers:
+def _carve_draft(
+    arena: Arena, config: ModelConfig, capacity: Capacity, *, has_draft_head: bool
+) -> DraftBuffers:
     lanes, hidden = capacity.max_concurrency, config.hidden_size
     columns, proposals = 1 + capacity.max_draft_tokens, capacity.max_draft_tokens
     joined = max(lanes * (columns + 1), capacity.prefill_chunk)
@@ -154,5 +163,6 @@ def _carve_draft(arena: Arena, config: ModelConfig, capacity: Capacity) -> Draft
         proposals=arena.take((lanes * proposals,), "int32"),
         row_starts=arena.take((lanes + 1,), "int32"),
         results=arena.take((lanes * (3 + 2 * MAX_TOP),), "int32"),
+        logits=carve_logits(arena, lanes, config.vocab_size) if has_draft_head else None,
         max_proposals=proposals,
     )

@@ -76,7 +76,7 @@ class Rounds:
         self._buffers = workspace.rounds
         self._mover = mover
         self._choice = choice
-        self._inputs = WindowInputs(driver, self._buffers.window)
+        self._inputs = WindowInputs(driver, self._buffers.window, keeps_state=False)
         self._widths = widths(capacity.max_draft_tokens)
         self._max_proposals = capacity.max_draft_tokens if mtp is not None else 0
         lanes = capacity.max_concurrency
@@ -247,7 +247,7 @@ class Rounds:
             stream=self._driver.stream,
             is_chained=True,
         )
-        if unit.row_ends is not None:
+        if not unit.keeps_state:
             self._queue_fold(window, match.row_ends)
         if self._mtp is not None:
             hidden = self._workspace.buffers.hidden.rows(0, num_tokens)

@@ -31,9 +31,11 @@ from ninfer.ops.linear_packing import (
     interleave_gate_up,
 )
 from ninfer.ops.linear_small_t import PackedLinear
+from ninfer.program.executors.cuda_draft_head import make_draft_head
 from ninfer.program.executors.cuda_driver import CudaDriver
 from ninfer.program.executors.cuda_tensor import ALIGNMENT_BYTES, Arena, DeviceTensor
 from ninfer.program.executors.cuda_weights import (
+    DRAFT_HEAD,
     EMBED,
     HEAD,
     DeviceWeights,
@@ -64,6 +66,7 @@ class WeightStore:
         """Raises MemoryError when there is no staging memory."""
         self._driver = driver
         self._kernels = driver.kernels
+        self._arena = arena
         self._plan = plan
         self._vectors = {item.name: arena.take(item.shape, item.dtype) for item in plan.vectors}
         self._matrices = {matrix.name: matrix for matrix in plan.matrices}
@@ -125,7 +128,8 @@ class WeightStore:
         return name in self._vectors or name in self._matrices or name in self.encoded
 
     def finish(self) -> DeviceWeights:
-        """Pack a tied head, give the staging memory back. InvariantError when one is missing."""
+        """Pack a tied head, give the staging memory back, make the draft head. Raises InvariantError
+        when a weight is missing."""
         if HEAD in self._missing and EMBED not in self._missing:
             for place in self._places(self._matrices[HEAD]):
                 self._pack(place, self._vectors[EMBED])
@@ -134,8 +138,13 @@ class WeightStore:
             raise InvariantError(f"weights {', '.join(sorted(self._missing))} are missing")
         self._driver.synchronize()
         self._driver.release(self._staging)
+        linears = self._linears()
+        if self._plan.draft_head:
+            linears[DRAFT_HEAD] = make_draft_head(
+                self._driver, linears[HEAD], self._plan.draft_head, self._arena
+            )
         return DeviceWeights(
-            linears=self._linears(),
+            linears=linears,
             experts={
                 matrix.name: ExpertWeights(matrix.layout, *self._images[matrix.name])
                 for matrix in self._plan.matrices

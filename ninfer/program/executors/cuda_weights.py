@@ -6,7 +6,8 @@
     vectors       bf16, but A_log and dt_bias f32
 
 A weight format applies to the projections of mixers and MLPs. Embeddings, the head, norms,
-convolutions and routers stay bf16.
+convolutions and routers stay bf16. Rows of the head may lie there a second time, for guesses
+(cuda_draft_head).
 
 Matrices of a quantised checkpoint keep their codes. Where their parts have different encodings
 (cuda_bands), an object has several images, each with rows of its own.
@@ -33,6 +34,7 @@ from ninfer.program.executors.cuda_tensor import Arena, DeviceTensor
 
 EMBED: Final = "embed_tokens"
 HEAD: Final = "lm_head"
+DRAFT_HEAD: Final = "draft_head"
 WEIGHT_FORMATS: Final[Mapping[str, WeightFormat]] = MappingProxyType(
     {
         "bf16": WeightFormat.BF16,
@@ -100,11 +102,20 @@ class EncodedImage:
 
 
 @dataclass(frozen=True, slots=True)
-class WeightPlan:
-    """What is stored, in the order of the arena: vectors, then matrices.
+class HeadRows:
+    """Rows of the head from `first_row` on, as a matrix of their own."""
 
-    encoded   images of the objects whose codes are kept, by the object's name
-    decoded   quantised matrices that are decoded to bf16 all the same, and why
+    first_row: int
+    matrix: MatrixSpec
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPlan:
+    """What is stored, in the order of the arena: vectors, matrices, then the draft head.
+
+    encoded      images of the objects whose codes are kept, by the object's name
+    decoded      quantised matrices that are decoded to bf16 all the same, and why
+    draft_head   what guesses are chosen from; empty: the head itself
     """
 
     matrices: tuple[MatrixSpec, ...]
@@ -113,6 +124,7 @@ class WeightPlan:
         default_factory=lambda: MappingProxyType({})
     )
     decoded: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    draft_head: tuple[HeadRows, ...] = ()
 
     @property
     def num_bytes(self) -> int:
@@ -121,6 +133,8 @@ class WeightPlan:
             arena.take(vector.shape, vector.dtype)
         for matrix in self.matrices:
             matrix.take(arena)
+        for rows in self.draft_head:
+            rows.matrix.take(arena)
         return arena.used_bytes
 
 
@@ -142,7 +156,8 @@ class LinearPart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceWeights:
-    """Every weight of the text model by its object's name; a tied head is in `linears` too.
+    """Every weight of the text model by its object's name; a tied head is in `linears` too, and so is
+    a draft head.
 
     linears    the parts of an object in the order of its rows, almost always one
     """

@@ -72,10 +72,15 @@ def carve_window(arena: Arena, *, max_rows: int, max_columns: int, max_pages: in
 
 
 class WindowInputs:
-    """Writes one unit at a time; none may be queued then."""
+    """Writes one unit at a time; none may be queued then.
 
-    def __init__(self, driver: CudaDriver, memory: WindowBlock) -> None:
+    keeps_state   its units leave StateImages behind their inputs; else, when rows have several
+                  columns, only what gdn_fold takes
+    """
+
+    def __init__(self, driver: CudaDriver, memory: WindowBlock, *, keeps_state: bool) -> None:
         self._driver = driver
+        self._keeps_state = keeps_state
         self._memory = memory
         self._block = driver.allocate_pinned(memory.block.num_bytes)
         tables = driver.allocate_pinned(memory.page_tables.num_bytes)
@@ -92,7 +97,16 @@ class WindowInputs:
         # A row of one column has no padding: it is a decode step.
         ends = row_ends if num_columns > 1 else None
         unit = UnitTensors(
-            token_ids, ordinals, column_rows, positions, starts, reads, writes, tables, ends
+            token_ids,
+            ordinals,
+            column_rows,
+            positions,
+            starts,
+            reads,
+            writes,
+            tables,
+            ends,
+            keeps_state=self._keeps_state or num_columns == 1,
         )
         return WindowTensors(unit, counts, limits)
 
@@ -111,8 +125,7 @@ class WindowInputs:
             token_ids[part] = row.token_ids[0]
             token_ids[part.start : part.start + count] = row.token_ids[:count]
             ordinals[part] = np.where(steps < count, row.start + steps, -1)
-            first = row.start if row.positions is None else row.positions[:, :1]
-            positions[:, part] = first + steps
+            positions[:, part] = _positions(row, count, steps)
             reads[index], writes[index] = row.read_slot, row.write_slot
             limits[index] = row.page_table.size * PAGE_TOKENS
             self._write_table(index, row.page_table)
@@ -136,3 +149,13 @@ class WindowInputs:
         table = self._tables[index, : page_table.size]
         table[:] = page_table
         self._driver.upload(self._memory.page_tables.index(index).address, table)
+
+
+def _positions(row: UnitRow, count: int, steps: IntArray) -> IntArray:
+    """Rotary positions of a row's columns, [n] or [3, n]; padding goes on by ones."""
+    if row.positions is None:
+        return row.start + steps
+    last = row.positions[:, count - 1 : count]
+    return np.concatenate(
+        (row.positions[:, :count], last + 1 + steps[: steps.size - count]), axis=1
+    )

@@ -19,7 +19,12 @@ from ninfer.kernels.library import DeviceLimits
 from ninfer.ops import rotary
 from ninfer.ops.attention_prepare import RotaryTables
 from ninfer.program.executors import cuda_inputs
-from ninfer.program.executors.cuda_buffers import UnitBuffers, UnitSizes, carve_buffers
+from ninfer.program.executors.cuda_buffers import (
+    SMALL_TOKENS,
+    UnitBuffers,
+    UnitSizes,
+    carve_buffers,
+)
 from ninfer.program.executors.cuda_driver import CudaDriver
 from ninfer.program.executors.cuda_inputs import UnitInputs
 from ninfer.program.executors.cuda_memory import CudaMemory, carve_memory
@@ -27,6 +32,7 @@ from ninfer.program.executors.cuda_round_buffers import RoundBuffers, carve_roun
 from ninfer.program.executors.cuda_sampler import CudaSampler, SamplerTensors, carve_sampler
 from ninfer.program.executors.cuda_tensor import Arena, DeviceTensor
 from ninfer.program.executors.cuda_weights import WeightPlan
+from ninfer.program.executors.cuda_window import WindowBlock, carve_window
 
 _ALL_BITS = 0xFF
 
@@ -44,6 +50,7 @@ class WorkspaceTensors:
     page_tables: DeviceTensor
     rope_inverse: DeviceTensor
     rope_axes: DeviceTensor
+    small_window: WindowBlock
     rounds: RoundBuffers | None
 
 
@@ -79,7 +86,10 @@ def carve_workspace(
         page_tables=arena.take((lanes + 1, max_pages), "int32"),
         rope_inverse=arena.take((config.attention.rope.rotary_dim // 2,), "float32"),
         rope_axes=arena.take((config.attention.rope.rotary_dim // 2,), "int32"),
-        rounds=carve_rounds(arena, config, capacity),
+        small_window=carve_window(arena, max_rows=1, max_columns=SMALL_TOKENS, max_pages=max_pages),
+        rounds=carve_rounds(
+            arena, config, capacity, has_draft_head=bool(weights.draft_head)
+        ),
     )
 
 
@@ -92,6 +102,7 @@ class Workspace:
         self.memory = tensors.memory
         self.buffers = tensors.buffers
         self.rounds = tensors.rounds
+        self.small_window = tensors.small_window
         self.prefill_inputs = UnitInputs(
             driver, tensors.prefill_block, tables.rows(lanes, lanes + 1)
         )

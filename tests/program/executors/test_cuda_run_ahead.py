@@ -117,7 +117,7 @@ async def test_inputs_moved_on_are_those_written_anew(has_positions: bool, betwe
         await talk.step(goes_on=goes_on)
         await talk.step(goes_on=goes_on)
         if between.endswith("prompt"):
-            row = driver.sequence(7).row([1] * 3, samples=between.startswith("a sampled"))
+            row = driver.sequence(7).row([1] * 20, samples=between.startswith("a sampled"))
             await talk.executor.prefill(row)
         talk.choose([7 + index for index in indices])
         await talk.step(indices, goes_on=goes_on)
