@@ -9,7 +9,11 @@ from ninfer.ops import linear
 from tests.helpers.arrays import f32, normal
 from tests.helpers.tolerance import FLOAT32_REDUCTION, FLOAT64_ALGORITHM, assert_close
 
-SHAPES = [(1, 1), (8, 3), (64, 8), (96, 320), (384, 776), (512, 384), (384, 4096), (48, 64)]
+LARGE = (512, linear.CACHED_BYTES // (4 * 512) + 8)
+SHAPES = [
+    *((1, 1), (8, 3), (64, 8), (96, 320), (384, 776), (512, 384), (384, 4096), (48, 64)),
+    *((300, 1), (1, 300), (7, 130), (41, 37), LARGE),
+]
 """(K, N)"""
 
 
@@ -51,6 +55,18 @@ def check_company(columns: int, rows: int) -> None:
     mates = x.copy()
     mates[1:] = np.nan
     assert np.array_equal(linear.tiled(mates, weight)[0], want[0])
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(41, 37), (384, 776), LARGE])
+def test_tiled_rows_are_the_same_bits_at_any_address(columns: int, rows: int) -> None:
+    rng = np.random.default_rng(columns)
+    x, weight = f32(normal(rng, 5, columns)), f32(normal(rng, rows, columns))
+    want = linear.tiled(x, weight)
+    room = np.zeros(x.size + 16, np.float32)
+    for offset in range(1, 16):
+        moved = room[offset : offset + x.size].reshape(x.shape)
+        moved[:] = x
+        assert np.array_equal(linear.tiled(moved, weight), want)
 
 
 def test_tiled_takes_strided_input() -> None:
