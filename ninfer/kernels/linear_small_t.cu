@@ -295,7 +295,8 @@ __device__ void copy_window(const LinearParams& p, u32 window, u32 pitch, const 
 template <class Format, int kTiles>
 __device__ void normalise_window(const LinearParams& p, u32 scales, u32 window, u32 pitch,
                                  const WindowRange& range, int thread) {
-  constexpr int kColumnGroup = kTiles == 1 && Format::kWarpsPerPart > 1 ? 2 : 1;
+  constexpr bool kHasRoom = Format::kWarpsPerPart == 1 ? kTiles > 2 : kTiles < 4;
+  constexpr int kColumnGroup = kHasRoom ? 2 : 1;
   const int total = range.vectors * ((p.tokens + kColumnGroup - 1) / kColumnGroup);
   WindowWalk<Format> walk(range.vectors, thread);
 #pragma unroll 1
