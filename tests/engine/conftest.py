@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from blockbuster import blockbuster_ctx
+
+from tests.helpers.blocking import no_blocking_calls
 
 
 @pytest.fixture(autouse=True)
 def _no_blocking_calls() -> Iterator[None]:
-    with blockbuster_ctx("ninfer"):
+    with no_blocking_calls("ninfer"):
         yield

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from blockbuster import BlockBuster, blockbuster_ctx
+from blockbuster import BlockBuster
 
 from ninfer.contract.cache import CacheMode, CacheRequest
 from ninfer.contract.chat import Frontend, GenerationParams, ToolRules, ToolSpec
@@ -22,6 +22,7 @@ from ninfer.contract.sampling import GeneratedToken, PromptScoring, SamplingPara
 from ninfer.frontend.frontend import UNLIMITED_TOKENS, ModelFrontend
 from ninfer.frontend.host_work import MAX_LARGE_AT_ONCE
 from ninfer.options import SamplingOptions
+from tests.helpers.blocking import no_blocking_calls
 from tests.helpers.demo_frontend import (
     END_OF_TEXT,
     IM_END,
@@ -42,7 +43,7 @@ TOKENIZER = demo_tokenizer()
 
 @pytest.fixture(autouse=True)
 def _no_blocking() -> Iterator[BlockBuster]:
-    with blockbuster_ctx() as blockbuster:
+    with no_blocking_calls() as blockbuster:
         yield blockbuster
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from blockbuster import blockbuster_ctx
 
+from tests.helpers.blocking import no_blocking_calls
 from tests.helpers.gateway_rig import PATIENT_LIMITS, Rig, running_gateway
 
 
 @pytest.fixture(autouse=True)
 def _no_blocking_calls() -> Iterator[None]:
-    with blockbuster_ctx("ninfer"):
+    with no_blocking_calls("ninfer"):
         yield
 
 
