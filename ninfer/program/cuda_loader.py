@@ -28,6 +28,7 @@ from ninfer.program.cuda_costs import CudaCosts
 from ninfer.program.draft_choice import components_of, has_draft_model
 from ninfer.program.executors.cuda import CudaExecutor
 from ninfer.program.executors.cuda_device import CudaDevice
+from ninfer.program.executors.cuda_draft_head import with_draft_head
 from ninfer.program.executors.cuda_driver import CudaDriver, HostArray
 from ninfer.program.executors.cuda_support import unsupported_reason
 from ninfer.program.executors.cuda_tensor import Arena
@@ -243,6 +244,8 @@ def _plan_format(
             weights = plan_weights(config, WEIGHT_FORMATS["bf16"], bands, components=components)
     except OpContractError as error:
         raise OptionError(flag_of("weights"), f"{name} does not fit this model: {error}") from error
+    if "mtp" in components:
+        weights = with_draft_head(config, weights)
     costs = CudaCosts(
         config, weights, limits, options.kv_dtype, has_draft_model=has_draft_model(options)
     )

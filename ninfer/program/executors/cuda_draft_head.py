@@ -59,7 +59,7 @@ def with_draft_head(config: ModelConfig, plan: WeightPlan) -> WeightPlan:
 
 
 def listed_rows(vocab_size: int) -> tuple[tuple[int, int], ...]:
-    """Ids [first, last) that are guessed: the first NUM_FIRST and the last NUM_LAST or a few more."""
+    """Ids [first, last) that are guessed: the first NUM_FIRST, the last NUM_LAST and a few more."""
     last = (vocab_size - NUM_LAST) // _MOST_BLOCK_ROWS * _MOST_BLOCK_ROWS
     if last <= NUM_FIRST:
         return ((0, vocab_size),)
@@ -129,8 +129,8 @@ def _make_part(driver: CudaDriver, head: LinearPart, rows: HeadRows, arena: Aren
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Rows of the head from source_row on, of the draft head from target_row on: whole row blocks of
-    both layouts, or what is left at their ends."""
+    """Rows of the head from source_row on, of the draft head from target_row on: whole row blocks
+    of both layouts, or what is left at their ends."""
 
     source_row: int
     target_row: int

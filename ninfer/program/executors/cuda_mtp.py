@@ -56,9 +56,7 @@ class CudaMtp:
             config.rms_norm_eps,
         )
         self._products = Products(config, driver, weights, workspace.buffers)
-        self._head = GuessHead(
-            driver, self._products, workspace.buffers.logits, self._draft.logits
-        )
+        self._head = GuessHead(driver, self._products, workspace.buffers.logits, self._draft.logits)
         self._mixer = AttentionMixer(
             config, _LAYER, workspace.memory.kv[-1], driver, weights, self._products, workspace
         )

@@ -128,8 +128,8 @@ class WeightStore:
         return name in self._vectors or name in self._matrices or name in self.encoded
 
     def finish(self) -> DeviceWeights:
-        """Pack a tied head, give the staging memory back, make the draft head. Raises InvariantError
-        when a weight is missing."""
+        """Pack a tied head, give the staging memory back, make the draft head. InvariantError when
+        a weight is missing."""
         if HEAD in self._missing and EMBED not in self._missing:
             for place in self._places(self._matrices[HEAD]):
                 self._pack(place, self._vectors[EMBED])

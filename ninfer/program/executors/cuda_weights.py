@@ -156,8 +156,8 @@ class LinearPart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceWeights:
-    """Every weight of the text model by its object's name; a tied head is in `linears` too, and so is
-    a draft head.
+    """Every weight of the text model by its object's name; a tied head is in `linears` too, and so
+    is a draft head.
 
     linears    the parts of an object in the order of its rows, almost always one
     """
