@@ -16,6 +16,7 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import numpy as np
 
 from bench.common.record import environment, write_record
 from ninfer.contract.sampling import SamplingParams
-from ninfer.contract.units import PAGE_TOKENS, ROOT_SLOT, SampleRow, UnitRow
+from ninfer.contract.units import PAGE_TOKENS, ROOT_SLOT, RowOutput, SampleRow, UnitRow
 from ninfer.options import EngineOptions
 from ninfer.program.cuda_bench import BenchSetup, open_synthetic_benchmark
 from ninfer.program.executors.cuda import CudaExecutor
@@ -74,6 +75,12 @@ def _sample(position: int) -> SampleRow:
     return SampleRow(SamplingParams(), position, nothing, nothing, nothing)
 
 
+def token_of(output: RowOutput) -> int:
+    if output.token is None:
+        raise SystemExit("a row has no token")
+    return output.token.token_id
+
+
 async def begin(executor: CudaExecutor, count: int, pages: int) -> list[DraftedSequence]:
     rng = np.random.default_rng(3)
     sequences = []
@@ -81,8 +88,7 @@ async def begin(executor: CudaExecutor, count: int, pages: int) -> list[DraftedS
         prompt = rng.integers(0, 100_000, PROMPT_TOKENS).tolist()
         sequence = DraftedSequence(index, pages)
         output = await executor.prefill(sequence.row(prompt))
-        assert output.token is not None
-        sequence.advance(len(prompt), [output.token.token_id])
+        sequence.advance(len(prompt), [token_of(output)])
         sequences.append(sequence)
     return sequences
 
@@ -100,8 +106,7 @@ async def plain_run(setup: BenchSetup, batch: int, pages: int) -> tuple[float, l
         )
         times.append(time.perf_counter() - started)
         for sequence, output in zip(sequences, outputs, strict=True):
-            assert output.token is not None
-            sequence.advance(1, [output.token.token_id])
+            sequence.advance(1, [token_of(output)])
     return statistics.median(times), [sequence.said for sequence in sequences]
 
 
@@ -125,7 +130,8 @@ async def drafted_run(
         seconds += times[-1]
         for sequence, text, output in zip(sequences, texts, outputs, strict=True):
             found = [token.token_id for token in output.tokens]
-            assert found == text[len(sequence.said) : len(sequence.said) + len(found)], "lossless"
+            if found != text[len(sequence.said) : len(sequence.said) + len(found)]:
+                raise SystemExit(f"row {sequence.index} says {found}, not as without drafts")
             sequence.advance(len(found), found)
             rounds, drafted = rounds + 1, drafted + num_drafts
             accepted += len(found) - 1
@@ -154,11 +160,11 @@ def device_times(executor: CudaExecutor, batch: int, num_drafts: int) -> dict[st
     found: dict[str, float] = {}
     for columns in (1, 1 + num_drafts):
         size = (batch, columns)
-        found[f"forward_{columns}_us"] = of(lambda s=size: rounds.queue_forward(s))
-        found[f"finish_{columns}_us"] = of(lambda s=size: rounds.queue_finish(s))
+        found[f"forward_{columns}_us"] = of(partial(rounds.queue_forward, size))
+        found[f"finish_{columns}_us"] = of(partial(rounds.queue_finish, size))
     size = (batch, 1 + num_drafts)
     for count in range(num_drafts + 1):
-        found[f"propose_{count}_us"] = of(lambda c=count: rounds.queue_guesses(size, c))
+        found[f"propose_{count}_us"] = of(partial(rounds.queue_guesses, size, count))
     return found
 
 
@@ -178,9 +184,9 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
     setup = open_synthetic_benchmark(args.model, options)
     for batch in args.batches:
         plain[batch] = await plain_run(setup, batch, pages)
-        graph = setup.executor.graphs.of(batch)
-        driver = setup.executor.driver
-        device = [driver.measure(lambda g=graph: driver.replay(g)) for _ in range(REPEATS)]
+        driver, graph = setup.executor.driver, setup.executor.graphs.of(batch)
+        replay = partial(driver.replay, graph)
+        device = [driver.measure(replay) for _ in range(REPEATS)]
         figures[f"B={batch}"] = {
             "plain_step_us": plain[batch][0] * 1e6,
             "plain_device_us": statistics.median(device) * 1e6,

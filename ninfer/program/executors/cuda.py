@@ -82,7 +82,13 @@ class CudaExecutor:
             host_blocks,
             max_rows=capacity.max_concurrency,
         )
-        self._choice = TokenChoice(driver, self._watch, workspace.sampler)
+        self._choice = TokenChoice(
+            driver,
+            self._watch,
+            workspace.sampler,
+            workspace.logits,
+            max_rows=capacity.max_concurrency,
+        )
         self._mtp: CudaMtp | None = None
         if capacity.has_draft_model:
             self._mtp = CudaMtp(config, driver, weights, workspace)
@@ -182,7 +188,7 @@ class CudaExecutor:
             if row.sample is not None:
                 logits = self._workspace.logits(1)
                 self._model.queue_logits(hidden.rows(hidden.shape[0] - 1, hidden.shape[0]), logits)
-                await self._choice.queue((row.sample,), logits)
+                await self._choice.queue((row.sample,))
             self._queue_absorb(prompt)
             place = self._workspace.sampler.side
             self._driver.mark(place)

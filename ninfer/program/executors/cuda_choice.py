@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -11,30 +11,50 @@ import numpy as np
 
 from ninfer.contract.sampling import SamplingParams
 from ninfer.contract.units import RowOutput, SampleRow, UnitRow
-from ninfer.program.executors.cuda_driver import CudaDriver
+from ninfer.program.executors.cuda_driver import CudaDriver, Graph
 from ninfer.program.executors.cuda_sampler import CudaSampler, has_masks
 from ninfer.program.executors.cuda_tensor import DeviceTensor
 from ninfer.program.executors.cuda_watch import DeviceWatch
+from ninfer.program.graphs import DecodeGraphs
 
 MASK_THREADS: Final = 4
 """Rows of a batch whose masks are filled at once."""
 
 
 class TokenChoice:
-    """Owns the threads that fill masks."""
+    """Owns the threads that fill masks. Captures a graph of the choice for every number of rows, as
+    a launch of its own would cost the host ten times as much."""
 
-    def __init__(self, driver: CudaDriver, watch: DeviceWatch, sampler: CudaSampler) -> None:
+    def __init__(
+        self,
+        driver: CudaDriver,
+        watch: DeviceWatch,
+        sampler: CudaSampler,
+        logits: Callable[[int], DeviceTensor],
+        *,
+        max_rows: int,
+    ) -> None:
+        """logits   where those of so many rows lie"""
         self._driver = driver
         self._watch = watch
         self._sampler = sampler
+        self._logits = logits
+        self._graphs = DecodeGraphs[Graph](
+            driver, max_rows, warm_up=self._warm_up, enqueue=self._queue_masked
+        )
         self._threads = ThreadPoolExecutor(MASK_THREADS, "ninfer-masks")
 
     async def run(
         self, samples: Sequence[SampleRow], logits: DeviceTensor
     ) -> tuple[RowOutput, ...]:
-        """The tokens, once the device has chosen them."""
-        await self.queue(samples, logits)
-        await self._watch.passed(self._sampler.side)
+        """The tokens from any logits, without masks, once the device has chosen them."""
+        sampler = self._sampler
+        sampler.write(samples)
+        sampler.queue_copy_in(len(samples))
+        sampler.queue(logits)
+        sampler.queue_copy_out(len(samples))
+        self._driver.mark(sampler.side)
+        await self._watch.passed(sampler.side)
         return self.outputs(samples)
 
     def outputs(self, samples: Sequence[SampleRow]) -> tuple[RowOutput, ...]:
@@ -42,18 +62,17 @@ class TokenChoice:
         sampler = self._sampler
         return sampler.parse(samples, sampler.results(len(samples), sampler.side))
 
-    async def queue(self, samples: Sequence[SampleRow], logits: DeviceTensor) -> None:
-        """Queue the choice, the copy of its results and the mark behind it. Masks are filled in
-        threads while the device works on what was queued before."""
+    async def queue(self, samples: Sequence[SampleRow]) -> None:
+        """Queue the choice from the logits of so many rows that are queued, the copy of its results
+        and the mark behind it. Masks are filled in threads while the device works on what was
+        queued before."""
         sampler = self._sampler
         sampler.write(samples)
         sampler.queue_copy_in(len(samples))
         if has_masks(samples):
             await self.fill_masks(samples)
             sampler.queue_masks(len(samples))
-            sampler.queue_masked(logits)
-        else:
-            sampler.queue(logits)
+        self._graphs.replay(len(samples))
         sampler.queue_copy_out(len(samples))
         self._driver.mark(sampler.side)
 
@@ -80,6 +99,14 @@ class TokenChoice:
 
     def close(self) -> None:
         self._threads.shutdown()
+
+    def _warm_up(self, num_rows: int) -> None:
+        self._sampler.write((unused_sample(),) * num_rows)
+        self._sampler.queue_copy_in(num_rows)
+        self._queue_masked(num_rows)
+
+    def _queue_masked(self, num_rows: int) -> None:
+        self._sampler.queue_masked(self._logits(num_rows))
 
 
 def samples_of(rows: Sequence[UnitRow]) -> tuple[SampleRow, ...]:

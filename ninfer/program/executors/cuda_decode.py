@@ -157,7 +157,7 @@ class DecodeSteps:
         wanted = [unused_sample()] * len(step.rows)
         for place, sample in zip(places, samples_of(rows), strict=True):
             wanted[place] = sample
-        await self._choice.queue(wanted, self._workspace.logits(len(wanted)))
+        await self._choice.queue(wanted)
         step.note_choice(self._workspace.sampler.side, wanted)
 
     async def _go_on(

@@ -58,13 +58,14 @@ def carve_sampler(
 class _Side:
     """The host's blocks of one unit.
 
-    described   the parameters that `rows` hold, when nothing but positions is to be added
+    described   the parameters that `rows` hold, when nothing but positions and masks is to be added
     """
 
     def __init__(self, driver: CudaDriver, tensors: SamplerTensors) -> None:
         self.block = driver.allocate_pinned(tensors.rows.num_bytes)
         self.rows: NDArray[np.void] = self.block.view(device_sampling.ROW)
         self.positions: IntArray = self.rows["position"]
+        self.has_mask: IntArray = self.rows["has_mask"]
         results = driver.allocate_pinned(tensors.results.num_bytes)
         self.results: IntArray = results.view(np.int32)
         self.described: list[SamplingParams] = []
@@ -114,13 +115,17 @@ class CudaSampler:
     def write(self, samples: Sequence[SampleRow]) -> None:
         """Describe the rows, on the other side, and queue the copy of their lists, if there are
         any. Only the unit before may still be queued, and none with lists."""
-        side = self._turn()
-        described, are_plain = [sample.params for sample in samples], all(map(is_plain, samples))
-        if are_plain and side.described[: len(samples)] == described:
+        side, num_rows = self._turn(), len(samples)
+        described, have_no_lists = (
+            [sample.params for sample in samples],
+            all(map(_is_short, samples)),
+        )
+        if have_no_lists and side.described[:num_rows] == described:
             # The same requests some tokens later.
-            side.positions[: len(samples)] = [sample.position for sample in samples]
+            side.positions[:num_rows] = [sample.position for sample in samples]
+            side.has_mask[:num_rows] = [sample.mask is not None for sample in samples]
             return
-        side.described = described if are_plain else []
+        side.described = described if have_no_lists else []
         used = device_sampling.fill_rows(
             samples, self._vocab_size, side.rows, self._host_ids, self._host_values
         )
@@ -270,12 +275,16 @@ def has_masks(samples: Sequence[SampleRow]) -> bool:
 
 def is_plain(sample: SampleRow) -> bool:
     """All of it but the position follows from its parameters."""
+    return sample.mask is None and _is_short(sample)
+
+
+def _is_short(sample: SampleRow) -> bool:
+    """All of it but position and mask follows from its parameters."""
     params = sample.params
     return not (
         params.counts_tokens
         or params.logit_bias
         or sample.suppressed_ids
-        or sample.mask is not None
         or sample.purpose is not DrawPurpose.TARGET
     )
 

@@ -42,7 +42,9 @@ class Conversation:
         assert play is not None
 
         def count(graph: list[object]) -> None:
-            self.num_replayed += 1
+            self.num_replayed += any(
+                launch.family == "embedding" for launch in self.cuda.launches(graph)
+            )
             play(graph)
 
         self.cuda.on_replay = count
