@@ -27,7 +27,7 @@ _Times: TypeAlias = Mapping[int, Mapping[int, float]]
 LONGEST_S: Final = 0.3
 """No step is begun that would probably end later than so long after the first."""
 _TILE: Final = 8
-"""Inputs that take about as long as one: products go by tiles, on either executor."""
+"""Inputs that probably take about as long as one, where nobody knows: products go by tiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ async def measure(
 
 def costs_of(steps: _Times, proposals: _Times, *, is_padded: bool = False) -> MeasuredCosts:
     """From the times of steps by rows and inputs, and of what proposals add by rows and tokens.
-    What is larger is no faster, whatever the clock said."""
+    What is smaller is no slower, whatever the clock said: others on the machine only add to it."""
     rows: list[RowCosts] = []
     added: tuple[tuple[int, float], ...] = ((0, 0.0),)
     for num_rows in sorted(steps):
@@ -129,8 +129,9 @@ def costs_of(steps: _Times, proposals: _Times, *, is_padded: bool = False) -> Me
 
 
 def _rising(times: Mapping[int, float]) -> tuple[tuple[int, float], ...]:
-    sizes = sorted(times)
-    return tuple(zip(sizes, accumulate((times[size] for size in sizes), max), strict=True))
+    sizes = sorted(times, reverse=True)
+    least = accumulate((times[size] for size in sizes), min)
+    return tuple(reversed(tuple(zip(sizes, least, strict=True))))
 
 
 def _shapes(executor: Executor, capacity: Capacity) -> list[tuple[int, int, int]]:
@@ -150,6 +151,7 @@ def _shapes(executor: Executor, capacity: Capacity) -> list[tuple[int, int, int]
         *((most_rows, width, 0) for width in widths),
         *(proposals[2:] if executor.has_draft_model else ()),
         *((num_rows, width, 0) for num_rows in row_counts for width in widths),
+        *((num_rows, width, 0) for num_rows in row_counts for width in range(1, longest + 1)),
     ]
     return [shape for shape in dict.fromkeys(order) if shape != (1, 1, 0)]
 

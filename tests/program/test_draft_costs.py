@@ -67,9 +67,9 @@ async def test_steps_are_measured_and_others_read_off_the_next_larger() -> None:
         assert costs.step(num_rows, num_columns, 1) == pytest.approx(
             tiles(num_rows, num_columns, 0)
         )
-    assert costs.step(1, 3, 1) == costs.step(1, 4, 1)
+    assert costs.step(1, 3, 1) == pytest.approx(tiles(1, 3, 0))
     assert costs.step(3, 3, 1) == costs.step(4, 4, 1)
-    assert costs.step(4, 9, 1) == pytest.approx(tiles(4, 16, 0))
+    assert costs.step(4, 9, 1) == pytest.approx(tiles(4, 12, 0))
     assert costs.step(4, 64, 1) == pytest.approx(2 * tiles(4, 32, 0))
     assert costs.step(9, 9, 1) == costs.step(4, 9, 1)
     assert costs.proposals(4, 3) == 0.0
@@ -134,6 +134,12 @@ async def test_a_clock_that_jumps_gives_no_step_that_is_faster_with_more() -> No
     steps = [costs.step(1, columns, 1) for columns in range(1, 20)]
     assert steps == sorted(steps)
     assert costs.proposals(1, 4) >= 0.0
+
+
+def test_a_step_that_was_held_up_is_no_slower_than_a_larger_one() -> None:
+    costs = costs_of({1: {1: 5.0, 2: 9.0, 4: 4.0, 8: 6.0}}, {1: {1: 3.0, 4: 2.0}})
+    assert [costs.step(1, columns, 1) for columns in (1, 2, 4, 8)] == [4.0, 4.0, 4.0, 6.0]
+    assert costs.proposals(1, 1) == costs.proposals(1, 4) == 2.0
 
 
 @given(
