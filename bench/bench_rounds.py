@@ -117,7 +117,7 @@ async def drafted_run(
     sequences = await begin(executor, len(texts), pages)
     seconds, rounds, drafted, accepted = 0.0, 0, 0, 0
     times = []
-    while min(len(sequence.said) for sequence in sequences) < NUM_TOKENS - num_drafts - 1:
+    while max(len(sequence.said) for sequence in sequences) < NUM_TOKENS - num_drafts - 1:
         rows = []
         for sequence, text in zip(sequences, texts, strict=True):
             draft = list(text[len(sequence.said) : len(sequence.said) + num_drafts])
