@@ -31,6 +31,7 @@ from ninfer.frontend.constraints.vocabulary import quoted
 
 MAX_COLONS: Final = 4_000
 _TOO_LARGE: Final = re.compile(r"too (?:big|large|complex|many)|limit|fuel|exceed", re.IGNORECASE)
+_TOO_MANY_SYMBOLS: Final = "symbols.len()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Grammar:
 
     def error(self, param: str, message: str) -> RequestError:
         """What the library says against it."""
-        cause = cause_of(message)
+        cause = "too many rules" if _TOO_MANY_SYMBOLS in message else cause_of(message)
         if _TOO_LARGE.search(cause):
             return RequestError("schema_too_complex", f"'{param}' is too complex: {cause}.", param)
         if self.is_schema:

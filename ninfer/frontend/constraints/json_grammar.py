@@ -22,7 +22,7 @@ from ninfer.frontend.constraints.json_numbers import (
     is_within,
     numbers,
 )
-from ninfer.frontend.constraints.json_objects import Member, MemberSequence
+from ninfer.frontend.constraints.json_objects import Member, MemberSequence, WayBudget
 from ninfer.frontend.constraints.json_strings import (
     NAME,
     STRING,
@@ -54,6 +54,10 @@ from ninfer.frontend.tool_calls.parameter_types import type_name
 
 _HEADER: Final = f'%llguidance {{"ignore_once": true}}\n%ignore /{WHITE_SPACE}/\n'
 _MAX_RULES: Final = 200_000
+_MAX_PATTERNS: Final = 32
+"""Of names, in one object."""
+_MAX_MATCHES: Final = 2_000
+"""Of patterns and names that are held against each other."""
 _MAX_ROUNDS: Final = 64
 """Of finding references without a value."""
 _UNIONS: Final = ("anyOf", "oneOf")
@@ -71,12 +75,13 @@ _STEPPED_LIMIT: Final = 10**15
 """Bound of multiples: the library reads bounds as floats, which are exact up to here."""
 
 
-def json_lark(schema: Any, root: Any) -> str | None:
+def json_lark(schema: Any, root: Any, ways: WayBudget | None = None) -> str | None:
     """A Lark grammar of the values of a prepared schema whose references lie in `root`; None when
-    there are none. Raises Unenforceable."""
+    there are none. `ways` is shared by the grammars of one request. Raises Unenforceable."""
+    ways = WayBudget() if ways is None else ways
     empty = {_key({"$ref": name}) for name in references(root) - ending_references(root)}
     for _ in range(_MAX_ROUNDS):
-        writer = _Writer(root, frozenset(empty))
+        writer = _Writer(root, frozenset(empty), ways)
         start = writer.start(schema)
         if writer.found_empty <= empty:
             return None if start is None else _HEADER + writer.rules.text(start)
@@ -91,11 +96,12 @@ class _Writer:
     by their keys, are taken for false, `found_empty` turned out to be.
     """
 
-    def __init__(self, root: Any, empty: frozenset[str]) -> None:
+    def __init__(self, root: Any, empty: frozenset[str], ways: WayBudget) -> None:
         self.rules = LarkRules()
         self.found_empty: set[str] = set()
         self._root = root
         self._empty = empty
+        self._ways = ways
         self._known: dict[str, str | None] = {}
         self._named: dict[str, str] = {}
         self._waiting: list[tuple[str, dict[str, Any]]] = []
@@ -280,7 +286,7 @@ class _Writer:
         required = dict.fromkeys(case.get("required", ()))
         names = list(dict.fromkeys([*case.get("properties", {}), *required]))
         patterns = case.get("patternProperties", {})
-        _check_disjoint(list(patterns))
+        _check_patterns(list(patterns), len(names))
         members = []
         for name in names:
             value = self.value(all_of(said_of(case, name)))
@@ -289,7 +295,7 @@ class _Writer:
             elif name in required:
                 return None
         others = self._other_members(case, names, patterns)
-        body = MemberSequence(self.rules, members, others, case).braced()
+        body = MemberSequence(self.rules, members, others, case, self._ways).braced()
         return None if body is None else self.rules.rule(body)
 
     def _other_members(
@@ -369,7 +375,9 @@ def _only(value: Any) -> Any:
     return {"enum": [value]}
 
 
-def _check_disjoint(patterns: list[str]) -> None:
+def _check_patterns(patterns: list[str], num_names: int) -> None:
+    if len(patterns) > _MAX_PATTERNS or len(patterns) * num_names > _MAX_MATCHES:
+        raise Unenforceable("has too many patternProperties")
     for index, pattern in enumerate(patterns):
         if any(overlap(pattern, other) for other in patterns[:index]):
             raise Unenforceable("has patternProperties whose patterns overlap")

@@ -21,8 +21,26 @@ from ninfer.frontend.constraints.unenforceable import Unenforceable
 _MAX_PLACES: Final = 20_000
 """Of rules that count members."""
 _LONGEST_BLOCK: Final = 16
-_MAX_WAYS: Final = 12_000
-"""About the most that are written out: the library has room for some 60,000 symbols."""
+_FEW_PLACES: Final = 48
+"""So many can be looked at one by one."""
+_MAX_WAYS: Final = 9_000
+"""About the most that are written out for one grammar: the library has room for some 60,000
+symbols in all."""
+
+
+@dataclass(slots=True)
+class WayBudget:
+    """How many ways may still be written out, over all objects of a grammar."""
+
+    num_left: int = _MAX_WAYS
+
+    def block(self, num_places: int) -> int:
+        """How many members at a time an object writes out."""
+        longest = min(_LONGEST_BLOCK, 2 * self.num_left // num_places)
+        if num_places <= _FEW_PLACES or longest < 2:
+            return 1
+        self.num_left -= num_places * longest // 2
+        return longest
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +55,12 @@ class MemberSequence:
     """`others`: the rule of a member that the schema does not name, None when there is none."""
 
     def __init__(
-        self, rules: LarkRules, members: list[Member], others: str | None, case: Mapping[str, Any]
+        self,
+        rules: LarkRules,
+        members: list[Member],
+        others: str | None,
+        case: Mapping[str, Any],
+        ways: WayBudget,
     ) -> None:
         self._rules = rules
         self._members = members
@@ -51,7 +74,7 @@ class MemberSequence:
         num_places = (len(members) + 1) * (self._cap + 1)
         if num_places > _MAX_PLACES:
             raise Unenforceable("counts too many members")
-        self._block = max(1, min(_LONGEST_BLOCK, _MAX_WAYS // num_places))
+        self._block = ways.block(num_places)
 
     def braced(self) -> str | None:
         """The objects, None when there are none."""

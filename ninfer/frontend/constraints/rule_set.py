@@ -8,6 +8,7 @@ from typing import Any
 
 from ninfer.frontend.constraints.grammar import Grammar
 from ninfer.frontend.constraints.json_grammar import json_lark
+from ninfer.frontend.constraints.json_objects import WayBudget
 from ninfer.frontend.constraints.lark_rules import LarkRules
 
 
@@ -17,11 +18,12 @@ class RuleSet(LarkRules):
     def __init__(self) -> None:
         super().__init__()
         self._grammars: list[dict[str, Any]] = []
+        self._ways = WayBudget()
 
     def schema(self, schema: Any, root: Any) -> str | None:
         """A name for the values of a prepared schema whose references lie in `root`; None when
         there are none. Raises Unenforceable."""
-        lark = json_lark(schema, root)
+        lark = json_lark(schema, root, self._ways)
         if lark is None:
             return None
         name = f"json{len(self._grammars)}"

@@ -1,5 +1,6 @@
 """`oneOf` as `anyOf` of schemas no two of which hold for one value.
 
+    a member of each lists other values             -> it is required
     they exclude each other as they are             -> taken as they are
     a member would tell them apart, were it there   -> it is required
     the others can be denied                        -> each holds and the others do not
@@ -18,7 +19,8 @@ from ninfer.frontend.constraints.schema_cases import KEYWORDS, all_of
 from ninfer.frontend.constraints.schema_complement import denied, followed
 from ninfer.frontend.constraints.unenforceable import Unenforceable
 
-_MAX_PAIRS: Final = 2_000
+_MAX_PAIRS: Final = 200
+"""That are looked into; with more branches they must have a member with other values each."""
 _MAX_NAMES: Final = 8
 """Members that are tried."""
 
@@ -28,25 +30,59 @@ def exclusive(schema: Mapping[str, Any], root: Any) -> list[Any] | None:
     when there is no telling."""
     others = {key: value for key, value in schema.items() if key in KEYWORDS and key != "oneOf"}
     branches = list(schema["oneOf"])
+    tagged = _tagged(branches, root)
+    if tagged is not None:
+        return tagged
     if len(branches) * (len(branches) - 1) // 2 > _MAX_PAIRS:
         return None
-    overlaps = _overlaps(branches, others, root)
+    overlaps = list(_overlaps(branches, others, root))
     if not overlaps:
         return branches
     for name in itertools.islice(_shared_names(branches, root), _MAX_NAMES):
-        telling = [all_of([branch, {"required": [name]}]) for branch in branches]
-        if not _overlaps(telling, others, root):
+        telling = _requiring(branches, name)
+        if next(_overlaps(telling, others, root), None) is None:
             return telling
     return _each_alone(branches, overlaps, root)
 
 
-def _overlaps(branches: Sequence[Any], others: Any, root: Any) -> list[tuple[int, int]]:
-    pairs = itertools.combinations(range(len(branches)), 2)
-    return [
-        (one, other)
-        for one, other in pairs
-        if _has_values(all_of([others, branches[one], branches[other]]), root)
-    ]
+def _tagged(branches: Sequence[Any], root: Any) -> list[Any] | None:
+    """Objects, each with another value of one member, which is required then."""
+    if any(_type(branch, root) != "object" for branch in branches):
+        return None
+    for name in _shared_names(branches, root):
+        seen: set[str] = set()
+        for branch in branches:
+            values = _values(_properties(branch, root)[name], root)
+            if not values or seen & values:
+                break
+            seen |= values
+        else:
+            return _requiring(branches, name)
+    return None
+
+
+def _type(branch: Any, root: Any) -> Any:
+    branch = followed(branch, root)
+    return branch.get("type") if isinstance(branch, dict) else None
+
+
+def _values(schema: Any, root: Any) -> set[str]:
+    """The strings that are all that a schema lists."""
+    schema = followed(schema, root)
+    if not isinstance(schema, dict):
+        return set()
+    values = [schema["const"]] if "const" in schema else schema.get("enum", [])
+    return set(values) if all(isinstance(value, str) for value in values) else set()
+
+
+def _requiring(branches: Sequence[Any], name: str) -> list[Any]:
+    return [all_of([branch, {"required": [name]}]) for branch in branches]
+
+
+def _overlaps(branches: Sequence[Any], others: Any, root: Any) -> Iterator[tuple[int, int]]:
+    for one, other in itertools.combinations(range(len(branches)), 2):
+        if _has_values(all_of([others, branches[one], branches[other]]), root):
+            yield one, other
 
 
 def _has_values(schema: Any, root: Any) -> bool:

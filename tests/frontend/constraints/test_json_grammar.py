@@ -6,8 +6,19 @@ from typing import Any
 
 import pytest
 
+from ninfer.contract.chat import ToolSpec
+from ninfer.contract.errors import RequestError
+from ninfer.frontend.constraints.call_grammar import CallGrammars
 from ninfer.frontend.constraints.json_grammar import json_lark
-from tests.helpers.grammar_rig import PARAM, accepts, refusal, schema_matcher
+from ninfer.frontend.tool_calls.call_format import JsonCallFormat
+from tests.helpers.grammar_rig import (
+    PARAM,
+    accepts,
+    matcher_of,
+    refusal,
+    schema_matcher,
+    vocabulary,
+)
 
 CAT = {"type": "object", "properties": {"kind": {"const": "cat"}, "lives": {"type": "integer"}}}
 DOG = {"type": "object", "properties": {"kind": {"const": "dog"}, "tricks": {"type": "integer"}}}
@@ -232,3 +243,42 @@ def test_a_long_chain_of_references_is_followed() -> None:
     start = schema_matcher({"$defs": {**chain, "a1500": {"type": "null"}}, "$ref": "#/$defs/a0"})
     assert accepts(start, "null")
     assert not accepts(start, "1")
+
+
+def _kinds(count: int, **fields: Any) -> list[Any]:
+    return [
+        {"type": "object", "properties": {"kind": {"const": f"k{i}"}, **fields}}
+        for i in range(count)
+    ]
+
+
+def test_many_kinds_are_told_by_their_names_at_once() -> None:
+    fields = {f"p{i}": {"type": "string", "pattern": "^a+$"} for i in range(10)}
+    start = schema_matcher({"oneOf": _kinds(60, **fields)})
+    assert accepts(start, '{"kind":"k59","p3":"aa"}')
+    assert not accepts(start, '{"p3":"aa"}')
+
+
+def test_too_many_that_are_not_are_refused_without_a_search() -> None:
+    untold = [{"type": "object", "properties": {f"p{i}": {"pattern": "a"}}} for i in range(60)]
+    assert refusal("json_schema", {"oneOf": untold}) == ("invalid_json_schema", f"{PARAM}.oneOf")
+
+
+@pytest.mark.parametrize(("num_tools", "num_members"), [(24, 60), (160, 6)])
+def test_tools_together_stay_within_what_the_library_holds(
+    num_tools: int, num_members: int
+) -> None:
+    names = [f"p{index}" for index in range(num_members)]
+    schema = {"type": "object", "properties": {name: {"type": "integer"} for name in names}}
+    tools = [ToolSpec(f"tool{index}", schema, is_strict=True) for index in range(num_tools)]
+    start = matcher_of(CallGrammars(JsonCallFormat(), vocabulary()).calls(tools, "t", several=True))
+    call = f'<tool_call>\n{{"name": "tool{num_tools - 1}", "arguments": {{"{names[-1]}":1}}}}'
+    assert accepts(start, f"{call}\n</tool_call>")
+
+
+def test_what_the_library_has_no_room_for_is_too_complex() -> None:
+    properties = {f"p{i}": {"type": "integer"} for i in range(300)}
+    counted = {"type": "object", "properties": properties, "minProperties": 40, "maxProperties": 60}
+    with pytest.raises(RequestError, match="too many rules") as caught:
+        schema_matcher(counted)
+    assert (caught.value.code, caught.value.param) == ("schema_too_complex", PARAM)
