@@ -94,10 +94,17 @@ async def measure(
     *,
     longest_s: float = LONGEST_S,
     clock: Callable[[], float] = time.perf_counter,
+    step_clock: Callable[[], float] | None = None,
 ) -> MeasuredCosts:
     """Run steps that belong to nobody. Needs room for drafts (Capacity.max_draft_tokens). Raises
-    DeviceError."""
-    meter = _Meter(executor, clock)
+    DeviceError.
+
+    step_clock   times the steps; None: the processor's own time where they run on it, so that other
+                 programs do not count, else `clock`
+    """
+    if step_clock is None:
+        step_clock = time.process_time if executor.name == "cpu" else clock
+    meter = _Meter(executor, step_clock)
     # The first step of all warms up.
     await meter.time(1, 1)
     started = clock()

@@ -33,6 +33,10 @@ class TimedExecutor(FakeExecutor):
         self._time_of = time_of
         self.now_s = 0.0
 
+    @property
+    def clocks(self) -> dict[str, Callable[[], float]]:
+        return dict.fromkeys(("clock", "step_clock"), lambda: self.now_s)
+
     async def decode(
         self, rows: tuple[UnitRow, ...], *, goes_on: bool = False
     ) -> tuple[RowOutput, ...]:
@@ -57,7 +61,7 @@ async def measured(
     limits: Capacity, time_of: Callable[[int, int, int], float], longest_s: float = 10.0
 ) -> tuple[MeasuredCosts, TimedExecutor]:
     executor = TimedExecutor(limits, time_of)
-    costs = await measure(executor, limits, longest_s=longest_s, clock=lambda: executor.now_s)
+    costs = await measure(executor, limits, longest_s=longest_s, **executor.clocks)
     return costs, executor
 
 
@@ -93,7 +97,7 @@ async def test_padded_rows_count_as_long_as_the_longest() -> None:
     limits = capacity()
     executor = TimedExecutor(limits, tiles)
     executor.pads_rows = True
-    costs = await measure(executor, limits, longest_s=10.0, clock=lambda: executor.now_s)
+    costs = await measure(executor, limits, longest_s=10.0, **executor.clocks)
     assert costs.step(4, 11, 8) == costs.step(4, 32, 8) == pytest.approx(tiles(4, 32, 0))
     assert costs.step(4, 4, 1) == pytest.approx(tiles(4, 4, 0))
 
