@@ -283,3 +283,23 @@ def test_text_full_of_marks_is_read_back(schema: Any) -> None:
             num_taken += 1
             check_answer(closed(k=schema), call(value))
     assert num_taken > 5
+
+
+@pytest.mark.parametrize("value", ["1e400", "-1e999", "1" * 60, "0." + "1" * 60])
+def test_numbers_of_calls_are_what_readers_hold(value: str) -> None:
+    lists = {"type": "array", "items": {"type": "number"}}
+    anything = {"type": "object"}
+    assert takes(lists, "[1e40, -2.5]")
+    assert not takes(lists, f"[{value}]")
+    assert not takes(anything, f'{{"a": [{value}]}}')
+    start = start_of(closed(k=lists), JsonCallFormat())
+    whole = '<tool_call>\n{"name": "f", "arguments": {"k": [%s]}}\n</tool_call>'
+    assert accepts(start, whole % "1e40")
+    assert not accepts(start, whole % value)
+
+
+def test_a_member_may_refer_to_the_parameters_themselves() -> None:
+    tree = closed(k={"type": "array", "items": {"$ref": "#"}})
+    start = start_of(tree)
+    assert accepts(start, call('[{"k": [{"k": []}]}]'))
+    assert not accepts(start, call('[{"k": [[]]}]'))
