@@ -188,7 +188,7 @@ class CudaExecutor:
             if row.sample is not None:
                 logits = self._workspace.logits(1)
                 self._model.queue_logits(hidden.rows(hidden.shape[0] - 1, hidden.shape[0]), logits)
-                await self._choice.queue((row.sample,))
+                await self._choice.queue((row.sample,), are_new=True)
             self._queue_absorb(prompt)
             place = self._workspace.sampler.side
             self._driver.mark(place)

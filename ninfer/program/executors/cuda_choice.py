@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Final
 
 import numpy as np
 
 from ninfer.contract.sampling import SamplingParams
 from ninfer.contract.units import RowOutput, SampleRow, UnitRow
 from ninfer.program.executors.cuda_driver import CudaDriver, Graph
+from ninfer.program.executors.cuda_masks import MaskFiller
 from ninfer.program.executors.cuda_sampler import CudaSampler, has_masks
 from ninfer.program.executors.cuda_tensor import DeviceTensor
 from ninfer.program.executors.cuda_watch import DeviceWatch
 from ninfer.program.graphs import DecodeGraphs
 
-MASK_THREADS: Final = 4
-"""Rows of a batch whose masks are filled at once."""
-
 
 class TokenChoice:
-    """Owns the threads that fill masks. Captures a graph of the choice for every number of rows, as
+    """Owns what fills masks. Captures a graph of the choice for every number of rows, as
     a launch of its own would cost the host ten times as much."""
 
     def __init__(
@@ -42,7 +37,7 @@ class TokenChoice:
         self._graphs = DecodeGraphs[Graph](
             driver, max_rows, warm_up=self._warm_up, enqueue=self._queue_masked
         )
-        self._threads = ThreadPoolExecutor(MASK_THREADS, "ninfer-masks")
+        self.masks = MaskFiller(sampler.host_masks)
 
     async def run(
         self, samples: Sequence[SampleRow], logits: DeviceTensor
@@ -62,43 +57,24 @@ class TokenChoice:
         sampler = self._sampler
         return sampler.parse(samples, sampler.results(len(samples), sampler.side))
 
-    async def queue(self, samples: Sequence[SampleRow]) -> None:
+    async def queue(self, samples: Sequence[SampleRow], *, are_new: bool = False) -> None:
         """Queue the choice from the logits of so many rows that are queued, the copy of its results
-        and the mark behind it. Masks are filled in threads while the device works on what was
-        queued before."""
+        and the mark behind it. Masks are filled while the device works on what was queued before.
+
+        are_new   these requests choose for the first time
+        """
         sampler = self._sampler
         sampler.write(samples)
         sampler.queue_copy_in(len(samples))
         if has_masks(samples):
-            await self.fill_masks(samples)
+            await self.masks.fill(samples, is_new=are_new)
             sampler.queue_masks(len(samples))
         self._graphs.replay(len(samples))
         sampler.queue_copy_out(len(samples))
         self._driver.mark(sampler.side)
 
-    async def fill_masks(self, samples: Sequence[SampleRow], num_columns: int = 1) -> None:
-        """Into the sampler's host memory. `num_columns` neighbouring samples belong to one request,
-        whose masks may share what they are computed with: one thread fills them, in order."""
-        loop, requests = asyncio.get_running_loop(), range(len(samples) // num_columns)
-        parts = min(len(requests), MASK_THREADS)
-        await asyncio.gather(
-            *(
-                loop.run_in_executor(
-                    self._threads,
-                    self._sampler.fill_masks,
-                    samples,
-                    [
-                        request * num_columns + column
-                        for request in requests[part::parts]
-                        for column in range(num_columns)
-                    ],
-                )
-                for part in range(parts)
-            )
-        )
-
     def close(self) -> None:
-        self._threads.shutdown()
+        self.masks.close()
 
     def _warm_up(self, num_rows: int) -> None:
         self._sampler.write((unused_sample(),) * num_rows)

@@ -129,7 +129,7 @@ class Rounds:
         sampler.write(samples)
         sampler.queue_copy_in(len(samples))
         if has_masks(samples):
-            await self._choice.fill_masks(samples, size[1])
+            await self._choice.masks.fill(samples, size[1])
             sampler.queue_masks(len(samples))
         self._driver.replay(self._finishes[size])
 

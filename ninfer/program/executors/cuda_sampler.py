@@ -157,13 +157,11 @@ class CudaSampler:
         size = num_rows * device_sampling.ROW.itemsize
         self._driver.upload(self._tensors.rows.address, self._sides[self.side].block[:size])
 
-    def fill_masks(self, samples: Sequence[SampleRow], rows: Sequence[int]) -> None:
-        """Fill the masks of these rows, if they have one, in this order; from any thread, once
-        nothing that was queued before copies masks any more."""
-        for index in rows:
-            mask = samples[index].mask
-            if mask is not None:
-                mask.fill(self._host_masks[index])
+    @property
+    def host_masks(self) -> NDArray[np.uint32]:
+        """[max_rows, words], page-locked: to be filled once nothing that was queued before copies
+        masks any more."""
+        return self._host_masks
 
     def queue_masks(self, num_rows: int) -> None:
         """Queue the copy of the filled masks."""
