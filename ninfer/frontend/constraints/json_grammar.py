@@ -20,6 +20,7 @@ from ninfer.frontend.constraints.json_numbers import (
     integer_bounds,
     integers,
     is_within,
+    listed_multiples,
     numbers,
 )
 from ninfer.frontend.constraints.json_objects import Member, MemberSequence, WayBudget
@@ -183,9 +184,7 @@ class _Writer:
     def _integer(self, case: Case) -> str | None:
         low, high = integer_bounds(case)
         if "multipleOf" in case:
-            return self._stepped(
-                "integer", case, max(low, -_STEPPED_LIMIT), min(high, _STEPPED_LIMIT)
-            )
+            return self._multiples(case, low, high)
         expression = integers(low, high)
         return None if expression is None else self._terminal(slashed(expression))
 
@@ -194,20 +193,34 @@ class _Writer:
             return None
         expressions = numbers(case)
         if "multipleOf" in case:
-            places = decimal_places(case["multipleOf"])
+            step = case["multipleOf"]
+            places = decimal_places(step)
             if places is None:
-                return self._stepped("number", case, -_STEPPED_LIMIT, _STEPPED_LIMIT)
+                is_whole = float(step).is_integer()
+                return self._integer(case) if is_whole else self._stepped("number", case)
             expressions.append(places)
         return self._terminal(" & ".join(f"({slashed(part)})" for part in expressions))
 
-    def _stepped(self, kind: str, case: Case, low: int, high: int) -> str | None:
+    def _multiples(self, case: Case, low: int, high: int) -> str | None:
+        low, high = max(low, -_STEPPED_LIMIT), min(high, _STEPPED_LIMIT)
+        if low > high:
+            return None
+        if not float(case["multipleOf"]).is_integer():
+            return self._stepped("integer", {**case, "minimum": low, "maximum": high})
+        step = int(case["multipleOf"])
+        listed = listed_multiples(step, low, high)
+        if listed is None:
+            schema = {"multipleOf": step, "minimum": low, "maximum": high}
+            return self._stepped("integer", schema)
+        return self._terminal(" | ".join(f'"{value}"' for value in listed)) if listed else None
+
+    def _stepped(self, kind: str, case: Case) -> str | None:
+        """Multiples that the library finds."""
         schema: dict[str, Any] = {"type": kind, **case}
-        if kind == "integer" or not {"minimum", "exclusiveMinimum"} & case.keys():
-            schema["minimum"] = low
-            schema.pop("exclusiveMinimum", None)
-        if kind == "integer" or not {"maximum", "exclusiveMaximum"} & case.keys():
-            schema["maximum"] = high
-            schema.pop("exclusiveMaximum", None)
+        if not {"minimum", "exclusiveMinimum"} & case.keys():
+            schema["minimum"] = -_STEPPED_LIMIT
+        if not {"maximum", "exclusiveMaximum"} & case.keys():
+            schema["maximum"] = _STEPPED_LIMIT
         return self._library(schema)
 
     def _library(self, schema: dict[str, Any]) -> str | None:

@@ -17,6 +17,8 @@ LARGEST_INTEGER: Final = 10**18
 """Of integers without a bound: readers keep them in 64 bits."""
 _EXACT_DIGITS: Final = 15
 """Different numbers of so many digits are different floats: what is less is read as less."""
+_MAX_LISTED: Final = 2_000
+"""Of multiples that are listed one by one."""
 _EXPONENT: Final = "(?:[eE][-+]?[0-9]{1,2})?"
 _WHOLE: Final = f"(?:0|[1-9][0-9]{{0,{MAX_WHOLE_DIGITS - 1}}})"
 _PLACES: Final = rf"(?:\.[0-9]{{1,{_MAX_PLACES}}})?"
@@ -63,6 +65,14 @@ def numbers(case: Mapping[str, Any]) -> list[str]:
     if (high := _upper(case)) is not None:
         found.append(_at_most(*high))
     return found or [NUMBER]
+
+
+def listed_multiples(step: int, low: int, high: int) -> list[int] | None:
+    """The multiples from `low` to `high`, None when they are too many to be listed."""
+    first = -(-low // step) * step
+    if (high - first) // step >= _MAX_LISTED:
+        return None
+    return list(range(first, high + 1, step))
 
 
 def decimal_places(step: float) -> str | None:

@@ -14,6 +14,7 @@ _MEANINGFUL: Final = frozenset(
         "dependentSchemas", "dependencies", "uniqueItems", "$dynamicRef", "$recursiveRef",
     }
 )  # fmt: skip
+_MAX_DEPTH: Final = 12
 _OPPOSITES: Final[Mapping[str, tuple[str, str, float]]] = {
     "minimum": ("number", "exclusiveMaximum", 0),
     "maximum": ("number", "exclusiveMinimum", 0),
@@ -27,8 +28,11 @@ _OPPOSITES: Final[Mapping[str, tuple[str, str, float]]] = {
 """A bound -> the type that it speaks of, and the bound that a value beyond it keeps to."""
 
 
-def denied(schema: Any, root: Any) -> Any:
-    """A schema of what another one excludes, None when there is no telling."""
+def denied(schema: Any, root: Any, depth: int = 0) -> Any:
+    """A schema of what another one excludes, None when there is no telling. `depth` counts schemas
+    round it."""
+    if depth > _MAX_DEPTH:
+        return None
     schema = followed(schema, root)
     if isinstance(schema, bool):
         return not schema
@@ -38,7 +42,7 @@ def denied(schema: Any, root: Any) -> Any:
     for key, value in schema.items():
         if key not in _MEANINGFUL:
             continue
-        way = _denied_keyword(key, value, root)
+        way = _denied_keyword(key, value, root, depth + 1)
         if way is None:
             return None
         ways.append(way)
@@ -49,17 +53,20 @@ def denied(schema: Any, root: Any) -> Any:
 
 
 def followed(schema: Any, root: Any) -> Any:
-    """What a schema that is one reference refers to, a step at most."""
-    if isinstance(schema, dict) and (schema.keys() & _MEANINGFUL) == {"$ref"}:
+    """What a schema that is one reference refers to, a step at most; itself if that is nothing."""
+    if not isinstance(schema, dict) or (schema.keys() & _MEANINGFUL) != {"$ref"}:
+        return schema
+    try:
         return resolve(root, schema["$ref"])
-    return schema
+    except LookupError:
+        return schema
 
 
-def _denied_keyword(key: str, value: Any, root: Any) -> Any:
+def _denied_keyword(key: str, value: Any, root: Any, depth: int) -> Any:
     if key in _OPPOSITES:
         return _beyond(key, value)
     rule = _RULES.get(key)
-    return None if rule is None else rule(value, root)
+    return None if rule is None else rule(value, root, depth)
 
 
 def _beyond(key: str, bound: Any) -> Any:
@@ -71,7 +78,7 @@ def _beyond(key: str, bound: Any) -> Any:
     return {"type": kind, opposite: bound + step}
 
 
-def _other_types(kinds: str | Sequence[str], _: Any) -> Any:
+def _other_types(kinds: str | Sequence[str], *_: Any) -> Any:
     excluded = [kinds] if isinstance(kinds, str) else kinds
     if "integer" in excluded and "number" not in excluded:
         return None
@@ -79,15 +86,15 @@ def _other_types(kinds: str | Sequence[str], _: Any) -> Any:
     return {"type": left} if left else False
 
 
-def _lacking(names: Sequence[str], _: Any) -> Any:
+def _lacking(names: Sequence[str], *_: Any) -> Any:
     ways = [{"type": "object", "properties": {name: False}} for name in names]
     return {"anyOf": ways} if ways else False
 
 
-def _some_other_member(properties: Mapping[str, Any], root: Any) -> Any:
+def _some_other_member(properties: Mapping[str, Any], root: Any, depth: int) -> Any:
     ways = []
     for name, schema in properties.items():
-        value = denied(schema, root)
+        value = denied(schema, root, depth)
         if value is None:
             return None
         if value is not False:
@@ -95,21 +102,21 @@ def _some_other_member(properties: Mapping[str, Any], root: Any) -> Any:
     return {"anyOf": ways} if ways else False
 
 
-def _all_denied(schemas: Sequence[Any], root: Any) -> Any:
-    ways = [denied(schema, root) for schema in schemas]
+def _all_denied(schemas: Sequence[Any], root: Any, depth: int) -> Any:
+    ways = [denied(schema, root, depth) for schema in schemas]
     return None if None in ways else {"allOf": ways}
 
 
-def _some_denied(schemas: Sequence[Any], root: Any) -> Any:
-    ways = [denied(schema, root) for schema in schemas]
+def _some_denied(schemas: Sequence[Any], root: Any, depth: int) -> Any:
+    ways = [denied(schema, root, depth) for schema in schemas]
     return None if None in ways else {"anyOf": ways}
 
 
-_RULES: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
+_RULES: Final[Mapping[str, Callable[[Any, Any, int], Any]]] = {
     "type": _other_types,
     "required": _lacking,
     "properties": _some_other_member,
     "anyOf": _all_denied,
     "allOf": _some_denied,
-    "not": lambda schema, _: schema,
+    "not": lambda schema, *_: schema,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import re
 from typing import Any
 
@@ -18,9 +19,10 @@ from ninfer.frontend.constraints.json_numbers import (
     integer_bounds,
     integers,
     is_within,
+    listed_multiples,
     numbers,
 )
-from tests.helpers.grammar_rig import accepts, matcher, schema_matcher
+from tests.helpers.grammar_rig import accepts, matcher, schema_matcher, walk
 
 INTEGERS = st.integers(-(10**20), 10**20) | st.integers(-1200, 1200)
 BOUNDS = st.integers(-300, 300) | st.floats(-50, 50).map(lambda value: round(value, 2))
@@ -153,3 +155,28 @@ def test_escaped_surrogates_come_in_pairs(code: int, is_upper: bool) -> None:
     is_surrogate = 0xD800 <= code < 0xE000
     assert accepts(start, text) is not is_surrogate
     assert json.loads(text) is not None
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"multipleOf": 2},
+        {"type": "number", "multipleOf": 3},
+        {"type": "integer", "multipleOf": 7},
+        {"type": "integer", "multipleOf": 60, "minimum": 0, "maximum": 100_000},
+        {"type": "number", "multipleOf": 0.5},
+        {"type": "number", "multipleOf": 0.25, "minimum": 1, "maximum": 9},
+    ],
+)
+def test_multiples_are_found_from_every_beginning(schema: Any) -> None:
+    start = schema_matcher({**schema, "type": schema.get("type", "number")})
+    for seed in range(40):
+        answer = walk(start, random.Random(seed), limit=60)
+        assert answer.is_whole
+        assert float(answer.text) % schema["multipleOf"] == 0
+
+
+def test_few_multiples_are_listed() -> None:
+    assert listed_multiples(5, -7, 11) == [-5, 0, 5, 10]
+    assert listed_multiples(5, 1, 4) == []
+    assert listed_multiples(5, 0, 10**6) is None

@@ -313,6 +313,15 @@ def test_bad_schemas(schema: Any, place: str, is_strict: bool) -> None:
     assert refusal("json_schema", schema, is_strict=is_strict) == expected
 
 
+def test_what_contains_itself_is_not_denied_for_ever() -> None:
+    tree = {"type": "object", "properties": {"in": {"$ref": "#/$defs/tree"}}}
+    schema = {"not": {"properties": {"d": {"$ref": "#/$defs/tree"}}}, "$defs": {"tree": tree}}
+    assert refusal("json_schema", schema) == ("invalid_json_schema", f"{PARAM}.not")
+    broken = {"anyOf": [schema, {"$ref": "#/x"}], "$defs": {"tree": tree}}
+    expected = ("invalid_json_schema", f"{PARAM}.anyOf[1].$ref")
+    assert refusal("json_schema", broken, is_strict=False) == expected
+
+
 def test_size_and_depth_are_bounded() -> None:
     large = {"enum": ["x" * MAX_CHARACTERS]}
     assert refusal("json_schema", large) == ("schema_too_complex", PARAM)
