@@ -118,7 +118,10 @@ def walk(
             token_ids += closing_ids
             continue
         place.fill(words)
-        token_id = _drawn(allowed_ids(words), rng, is_late=is_late)
+        allowed = allowed_ids(words)
+        if not allowed.size and place.is_accepting:
+            break
+        token_id = _drawn(allowed, rng, is_late=is_late)
         if not place.consume([token_id]):
             raise AssertionError(f"the mask allowed token {token_id}, the matcher does not")
         token_ids.append(token_id)
