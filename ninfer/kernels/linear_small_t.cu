@@ -780,13 +780,14 @@ template <class Format, int kTiles>
 __device__ __forceinline__ void multiply_units(const SharedLayout& shared, RingPosition& at, int stages,
                                                Reader<Format, kTiles>& from, int count, int lane,
                                                Accumulators<kTiles>& sum) {
+  const u32 unknown_zero = static_cast<u32>(stages) >> 31;
 #pragma unroll 1
   for (; count > 0; --count) {
     const u32 stage = shared.ring + at.stage * unit_bytes<Format>(kPartsPerUnit);
     barrier_wait(shared.full + at.stage * 8, at.parity);
     const Part<Format> part = load_part<Format>(stage + from.weights, stage + from.slab);
     // Every lane for itself: one for all would be as fast, but racecheck follows no warp barrier.
-    barrier_arrive(shared.empty() + at.stage * 8);
+    give_stage_back(shared.empty() + at.stage * 8, word_of_each_load(part), unknown_zero);
     at.advance(stages);
     multiply_part(sum, part, from.columns);
 #pragma unroll
