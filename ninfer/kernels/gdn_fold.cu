@@ -4,7 +4,7 @@
 // layer. The steps are those of gdn_decode without their outputs (gdn_step.cuh): the same functions
 // in the same order leave the same bits.
 //
-//   S and the convolution's window: once the kernel ahead has ended, as in gdn_decode
+//   S and the convolution's window: before the kernel ahead has ended
 //   S after each token, then S and the window to the slot that is written
 //
 // Bytes: every state read and written once, 2 * 4 * L * Hv * dv * dk a row: 302 MB at L = Hv = 48.
@@ -50,16 +50,16 @@ __device__ __forceinline__ void gdn_fold(const GdnFoldParams& p) {
   const StepThread<kKeyDim, kValueDim> at(head, p.key_heads, p.value_heads);
   const FoldLayer& own = p.layers[layer];
   load_constants(memory, at, own.conv, p.width, own.a_log, own.dt_bias, head);
-  // Slots were there before the kernel ahead began.
+  // Slots, states and windows were there before the kernel ahead began.
   const int channels = 2 * p.key_heads * kKeyDim + p.value_heads * kValueDim;
   const u64 window_offset = static_cast<u64>(layer) * channels * (p.width - 1);
   const u64 state_offset = static_cast<u64>(layer) * p.value_heads * (kValueDim * kKeyDim);
   const u64 source = static_cast<u32>(__ldcg(p.read_slots + row));
   ConvWindow window;
   float4 state[S::kPasses];
-  wait_for_previous_kernel();
   load_image(at, p.windows + source * p.window_stride + window_offset, p.width,
              p.states + source * p.state_stride + state_offset, window, state);
+  wait_for_previous_kernel();
 
   const int first = __ldcg(p.row_starts + row), last = __ldcg(p.row_ends + row);
   if (last <= first) return;

@@ -32,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) stream_read(const ReadPar
   if (filler == 0) {
     for (int stage = 0; stage < p.stages; ++stage) {
       barrier_init(full + stage * 8, fill_threads());
-      barrier_init(empty + stage * 8, kWarps);
+      barrier_init(empty + stage * 8, kWarps * 32);
     }
     barrier_init_fence();
   }
@@ -51,6 +51,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) stream_read(const ReadPar
     return;
   }
   wait_for_previous_kernel();
+  const u32 unknown_zero = static_cast<u32>(p.stages) >> 31;
   u32 folded = 0;
   for (u64 chunk = begin; chunk < end; ++chunk) {
     barrier_wait(full + stage * 8, parity);
@@ -58,8 +59,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) stream_read(const ReadPar
       const uint4 v = load_shared_16(ring + stage * kStageBytes + at);
       folded ^= v.x ^ v.y ^ v.z ^ v.w;
     }
-    __syncwarp();
-    if (thread % 32 == 0) barrier_arrive(empty + stage * 8);
+    give_stage_back(empty + stage * 8, folded, unknown_zero);
     if (++stage == p.stages) stage = 0, parity ^= 1;
   }
   if (folded == 0x9e3779b9u) *p.sink = folded;

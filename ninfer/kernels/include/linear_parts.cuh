@@ -85,6 +85,14 @@ __device__ __forceinline__ Part<Format> load_part(u32 from, u32 slab) {
   return loaded;
 }
 
+template <class Format>
+__device__ __forceinline__ u32 word_of_each_load(const Part<Format>& part) {
+  u32 word = part.slab.x;
+#pragma unroll
+  for (int i = 0; i < 2 * Part<Format>::kHalves; ++i) word ^= part.weights[i / 2][i % 2].x;
+  return word;
+}
+
 template <int kTiles>
 __device__ __forceinline__ void multiply(Accumulators<kTiles>& sum, int row_tile, uint4 a,
                                          const u32 (&b0)[kTiles], const u32 (&b1)[kTiles]) {
