@@ -40,8 +40,8 @@ __device__ __forceinline__ void barrier_arrive(u32 barrier) {
 // may still wait for their turn, behind those of another kernel's blocks on the multiprocessor, and
 // an arrival does not wait for them where the copy engine is concerned: it writes through another
 // proxy than loads read through. So the arrival's address is made of what was loaded: `read` holds a
-// word of every load, `zero` is a zero that the compiler does not know. (A fence of the proxies does
-// the same and costs more.)
+// word of every load, `zero` is a zero that the compiler does not know. (A fence of the block does the
+// same; in linear_small_t it costs 1 to 2 % of a step.)
 __device__ __forceinline__ void give_stage_back(u32 barrier, u32 read, u32 zero) {
   barrier_arrive(barrier + (read & zero));
 }
