@@ -22,15 +22,20 @@ pytestmark = pytest.mark.gpu
 ROWS, COLUMNS = 12_352, 2_560
 """A block of its plan leaves registers and shared memory to another kernel's."""
 NUM_PRODUCTS = 300
+NUM_TILES = 64
+ROUNDS = 32
 LOADS = r"""
-extern "C" __global__ void __launch_bounds__(512, 2) load_much(const float4* from, float* sink) {
-  const float4* own = from + (blockIdx.x % 64) * 4096 + threadIdx.x;
-  float4 seen[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) seen[i] = __ldcg(own + i * 512);
+extern "C" __global__ void __launch_bounds__(512, 2)
+load_much(const float4* from, float* sink, int tiles, int rounds) {
   float sum = 0.f;
+  for (int round = 0; round < rounds; ++round) {
+    const float4* tile = from + (blockIdx.x + round) % tiles * 4096 + threadIdx.x;
+    float4 seen[8];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) sum += seen[i].x + seen[i].y + seen[i].z + seen[i].w;
+    for (int i = 0; i < 8; ++i) seen[i] = __ldcg(tile + i * 512);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum += seen[i].x + seen[i].y + seen[i].z + seen[i].w;
+  }
   if (sum != 0.f) *sink = sum;
 }
 """
@@ -61,9 +66,9 @@ def test_loads_of_another_kernel_change_no_bit_of_a_product(device: Device) -> N
     found = cp.zeros((NUM_PRODUCTS, 1, ROWS), cp.uint16)
     kernel = cp.RawKernel(LOADS, "load_much")
     kernel.preferred_shared_memory_carveout = 100  # else the two would never share
-    loaded, sink = cp.zeros((64 * 4096, 4), cp.float32), cp.zeros(1, cp.float32)
+    loaded, sink = cp.zeros((NUM_TILES * 4096, 4), cp.float32), cp.zeros(1, cp.float32)
     beside = cp.cuda.Stream(non_blocking=True)
-    blocks = 4 * device.kernels.limits.num_multiprocessors
+    blocks = device.kernels.limits.num_multiprocessors
     device.stream.synchronize()
     for index in range(NUM_PRODUCTS):
         linear_small_t.launch(
@@ -71,7 +76,7 @@ def test_loads_of_another_kernel_change_no_bit_of_a_product(device: Device) -> N
         )
         if index:  # the first has the device for itself
             with beside:
-                kernel((blocks,), (512,), (loaded, sink))
+                kernel((blocks,), (512,), (loaded, sink, np.int32(NUM_TILES), np.int32(ROUNDS)))
         else:
             device.stream.synchronize()
     beside.synchronize()
