@@ -264,24 +264,28 @@ async def test_proposals_are_those_of_the_cpu(
     tokens = heldout_tokens()
     cpu = mtp_on_cpu()
     try:
-        same = total = 0
+        same, total = [0, 0, 0], 0
         cpu_target, device_target = driver.sequence(1, params), driver.sequence(1, params)
         for executor, target in ((cpu, cpu_target), (mtp_device, device_target)):
             await driver.prefill(executor, target, tokens[:100], (64, 7, 29))
-        for place in range(100, 240):
+        for ordinal in range(100, 240):
             found = []
             for executor, target in ((cpu, cpu_target), (mtp_device, device_target)):
-                row = dataclasses.replace(target.row([tokens[place]], samples=True), num_proposed=3)
+                row = dataclasses.replace(
+                    target.row([tokens[ordinal]], samples=True), num_proposed=3
+                )
                 (output,) = await executor.verify((row,))
                 driver.taken(output)
                 found.append((output.token, output.proposal))
-                target.advance([tokens[place]])
+                target.advance([tokens[ordinal]])
             if found[0][0] == found[1][0]:
-                total += 3
-                same += sum(map(int.__eq__, found[0][1], found[1][1]))
-        print(f"{same} of {total} guesses are the CPU's")
-        assert total > 300
-        assert same >= 0.97 * total
+                total += 1
+                for place, guesses in enumerate(zip(found[0][1], found[1][1], strict=True)):
+                    same[place] += guesses[0] == guesses[1]
+        print(f"of {total} proposals {same} tokens are the CPU's, by place")
+        assert total > 100
+        assert same[0] >= 0.97 * total
+        assert sum(same) >= 0.9 * 3 * total
     finally:
         cpu.close()
 
