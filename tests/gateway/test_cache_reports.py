@@ -13,6 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ninfer.contract.cache import CacheUse, CheckpointKind, MissReason, Tier
+from ninfer.contract.drafting import DraftSource
 from ninfer.contract.errors import NonFiniteLogits, OutputError
 from ninfer.contract.generation import (
     Admitted,
@@ -144,7 +145,7 @@ def test_no_counter_is_forgotten(name: str) -> None:
         elif change and name == "completion_rate":
             value.note(1, 0.5)
         elif change and name == "drafts":
-            value.note(2, 1)
+            value.note(DraftSource.NGRAM, 2, 1)
         elif change and isinstance(value, dict):
             value.update(dict.fromkeys(_keys_of(name), 5))
         elif change:

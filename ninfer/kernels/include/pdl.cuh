@@ -1,7 +1,8 @@
 // Programmatic dependent launch: a kernel may start while the one before it still runs.
 //
-// Until wait_for_previous_kernel() a kernel may read constants only (weights, scales) and write no
-// global memory. Every block of every kernel of such a chain waits, otherwise the order would not
+// Until wait_for_previous_kernel() a kernel may read only what no kernel of its chain writes (weights,
+// scales; states and keys of earlier units: a unit begins with a kernel that is not chained) and
+// write no global memory. Every block of every kernel of such a chain waits, otherwise the order would not
 // carry over to the kernel after the next. Architectures before 9.0 order kernels by the stream.
 #pragma once
 
