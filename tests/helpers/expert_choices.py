@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ninfer.contract.arrays import Float32Array
 from ninfer.contract.model import MlpKind, ModelConfig, ModelSource
+from ninfer.contract.units import UnitRow
 from ninfer.ops import moe_router, rotary
 from ninfer.program.executors import cpu_memory
 from ninfer.program.executors.cpu_batch import prefill_batch
@@ -25,6 +26,7 @@ from ninfer.program.executors.cpu_model import CpuModel
 from ninfer.program.executors.cuda import CudaExecutor
 from ninfer.program.executors.cuda_inputs import UnitTensors
 from ninfer.program.executors.cuda_model import CudaModel
+from ninfer.program.executors.cuda_small_units import SmallUnits
 from ninfer.program.executors.cuda_tensor import DeviceTensor
 from tests.helpers import executor_driver as driver
 
@@ -62,21 +64,33 @@ class LedRun:
 
 @contextmanager
 def watched_router(executor: CudaExecutor, config: ModelConfig) -> Iterator[RouterLog]:
-    """While it is open, what every router of every unit said. Units of one row, that is prompts."""
+    """While it is open, what every router of every unit said. Units of one row, that is prompts;
+    those of few inputs run kernel by kernel, which leaves the bits of their graphs."""
     log = RouterLog(0 if config.moe is None else config.moe.experts_per_token)
     layers = [layer.index for layer in config.layers if layer.mlp is MlpKind.MOE]
     queue_layers = CudaModel.queue_layers
+    num_inputs: list[int] = []
+
+    def run_small(units: SmallUnits, row: UnitRow) -> tuple[UnitTensors, DeviceTensor]:
+        num_inputs.append(row.token_ids.size)
+        try:
+            width = units.queue_inputs(row)
+            return units.tensors(width), units.queue_unit(width)
+        finally:
+            num_inputs.pop()
 
     def watch(model: CudaModel, unit: UnitTensors, hidden: DeviceTensor) -> Iterator[None]:
         for block, _ in enumerate(queue_layers(model, unit, hidden)):
             if block % 2 == 1 and block // 2 in layers:
                 place = layers.index(block // 2)
-                log.parts[place].append(_read_logits(executor, unit.num_tokens))
+                count = num_inputs[-1] if num_inputs else unit.num_tokens
+                log.parts[place].append(_read_logits(executor, count))
             yield
 
     log.parts.extend([] for _ in layers)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CudaModel, "queue_layers", watch)
+        patch.setattr(SmallUnits, "queue", run_small)
         yield log
 
 

@@ -41,23 +41,33 @@ class SmallUnits:
         self._widths = (*(width for width in _WIDTHS if width < max_tokens), max_tokens)
         for width in self._widths:
             self._inputs.queue((warm_up_row,), width, (1,))
-            self._queue_unit(width)
+            self.queue_unit(width)
             driver.synchronize()
-            self._graphs[width] = driver.capture(partial(self._queue_unit, width))
+            self._graphs[width] = driver.capture(partial(self._capture_unit, width))
 
     def queue(self, row: UnitRow) -> tuple[UnitTensors, DeviceTensor]:
         """Queue a unit of at most `max_tokens` inputs; its tensors and the residual stream behind
         the last layer, both with columns of padding behind the inputs. Nothing of such a unit may
         be queued."""
+        width = self.queue_inputs(row)
+        self._driver.replay(self._graphs[width])
+        return self.tensors(width), self._streams[width]
+
+    def queue_inputs(self, row: UnitRow) -> int:
+        """Queue only what the unit is told; its columns."""
         count = row.token_ids.size
         width = next(width for width in self._widths if width >= count)
         self._inputs.queue((row,), width, (count,))
-        self._driver.replay(self._graphs[width])
-        return self.tensors(width), self._streams[width]
+        return width
+
+    def queue_unit(self, width: int) -> DeviceTensor:
+        """Queue what the graph of so many columns holds; the residual stream."""
+        self._streams[width] = self._queue_layers(self.tensors(width))
+        return self._streams[width]
 
     def tensors(self, width: int) -> UnitTensors:
         """Where a unit of so many columns finds its inputs."""
         return self._inputs.tensors(1, width).unit
 
-    def _queue_unit(self, width: int) -> None:
-        self._streams[width] = self._queue_layers(self.tensors(width))
+    def _capture_unit(self, width: int) -> None:
+        self.queue_unit(width)

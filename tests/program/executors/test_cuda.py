@@ -23,6 +23,7 @@ from ninfer.program.executors.cuda import CudaExecutor
 from ninfer.program.executors.cuda_weight_store import WeightStore
 from ninfer.program.synthetic_weights import fill_synthetic
 from tests.helpers import executor_driver as driver
+from tests.helpers.expert_choices import watched_router
 from tests.helpers.fake_cuda import FakeCuda, Launch, Product
 from tests.helpers.model_configs import hybrid_config
 
@@ -365,3 +366,14 @@ def test_too_little_memory_names_the_budget() -> None:
             FakeCuda(free_bytes=(1 << 30) + 1000),
             options=dataclasses.replace(OPTIONS, memory_budget=None),
         )
+
+
+async def test_routers_are_watched_in_units_of_any_size() -> None:
+    """What tests on the device compare: of every input, without columns of padding."""
+    cuda = FakeCuda()
+    config = small_config(moe=MOE)
+    executor = build(cuda, config).executor
+    target = driver.sequence()
+    with watched_router(executor, config) as log:
+        await driver.score(executor, target, [1] * 48, (3, 16, 17, 12))
+    assert log.logits().shape == (len(config.layers), 48, MOE.num_experts)
