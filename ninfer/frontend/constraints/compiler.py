@@ -35,7 +35,7 @@ _BYTES_A_CHARACTER: Final = 64
 """About what a compiled grammar takes."""
 LIBRARY_LIMITS: Final = LLParserLimits(
     max_items_in_row=20_000,
-    initial_lexer_fuel=1_000_000,
+    initial_lexer_fuel=5_000_000,
     step_lexer_fuel=200_000,
     step_max_items=50_000,
     max_lexer_states=250_000,

@@ -36,7 +36,11 @@ _SPACE: Final = r"[\s\x1c-\x1f]"
 _FOLLOWS: Final = f"(?:{PARAMETER_OPEN}|{FUNCTION_CLOSE}|{CALL_CLOSE})"
 _CLOSES: Final = f"{PARAMETER_CLOSE}{_SPACE}*{_FOLLOWS}"
 """What a reader takes for the end of a value."""
-_NO_TEXT: Final = slashed(rf"(?s:.*)(?:\n{PARAMETER_CLOSE}|{_CLOSES})(?s:.*)")
+_ANY_BYTES: Final = "~/[a&&b]/"
+"""The complement of nothing. Unlike `(?s:.*)`, which is characters only, the library knows at once
+that nothing is left without it; else it would count through a bounded text to find out."""
+_END_MARK: Final = slashed(rf"\n{PARAMETER_CLOSE}|{_CLOSES}")
+_NO_TEXT: Final = f"{_ANY_BYTES} {_END_MARK} {_ANY_BYTES}"
 _SCALARS: Final[Mapping[str, str]] = {
     "integer": "-?(?:0|[1-9][0-9]{0,17})",
     "number": NUMBER,
@@ -48,11 +52,11 @@ _READ_AS: Final[Mapping[str, str]] = {
     "number": r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?",
     "boolean": "(?i:true|false)",
     "null": "(?i:null|none)",
-    "array": r"\[(?s:.*)",
-    "object": r"\{(?s:.*)",
 }
 """Text that may be read as a value of the type."""
-_QUOTED: Final = '"(?s:.*)'
+_BEGUN_BY: Final[Mapping[str, str]] = {"array": r"\[", "object": r"\{"}
+"""How text begins that may be read as a value of the type."""
+_QUOTE: Final = '"'
 _BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _STRUCTURED: Final = ("array", "object")
 
@@ -184,12 +188,18 @@ def _not_strings(types: Types) -> str:
     """What no string may look like: the end of the value, and JSON of other types."""
     if types is not None and types <= {"string"}:
         return _NO_TEXT
-    kinds = _READ_AS.keys() if types is None else types & _READ_AS.keys()
-    looks = [_READ_AS[kind] for kind in sorted(kinds)]
+    kinds = sorted(ALL_TYPES if types is None else types)
+    looks = dict.fromkeys(_READ_AS[kind] for kind in kinds if kind in _READ_AS)
+    starts = [_BEGUN_BY[kind] for kind in kinds if kind in _BEGUN_BY]
     if types is None:
-        looks.append(_QUOTED)
-    read = slashed(f"{_SPACE}*(?:{'|'.join(dict.fromkeys(looks))}){_SPACE}*")
-    return f"{_NO_TEXT} | {read}"
+        starts.append(_QUOTE)
+    excluded = [_NO_TEXT]
+    if looks:
+        excluded.append(slashed(f"{_SPACE}*(?:{'|'.join(looks)}){_SPACE}*"))
+    if starts:
+        begun = slashed(f"{_SPACE}*(?:{'|'.join(starts)})")
+        excluded.append(f"{begun} {_ANY_BYTES}")
+    return " | ".join(excluded)
 
 
 def _is_free_number(case: Case, kinds: list[str]) -> bool:

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from ninfer.contract.chat import ToolSpec
 from ninfer.contract.errors import RequestError
@@ -16,6 +18,7 @@ from ninfer.frontend.constraints.call_grammar import CallGrammars
 from ninfer.frontend.constraints.matcher import Matcher
 from ninfer.frontend.tool_calls.call_format import CallFormat, JsonCallFormat, XmlCallFormat
 from tests.helpers.call_output import call_rules, cut_every, run_answer
+from tests.helpers.demo_frontend import DEMO_VOCAB_SIZE
 from tests.helpers.grammar_rig import PARAM, accepts, matcher_of, vocabulary, walk
 from tests.helpers.random_schemas import Schema, random_schema
 
@@ -303,3 +306,36 @@ def test_a_member_may_refer_to_the_parameters_themselves() -> None:
     start = start_of(tree)
     assert accepts(start, call('[{"k": [{"k": []}]}]'))
     assert not accepts(start, call('[{"k": [[]]}]'))
+
+
+@pytest.mark.parametrize("kind", ["string", ["string", "null"], ["string", "integer", "object"]])
+@pytest.mark.parametrize(
+    "lengths",
+    [(0, 0), (0, 1), (0, 9), (0, 36), (0, 40), (0, 100), (0, 5000), (7, None), (10, 200),
+     (100, None), (1000, 5000), (5000, 5000), (5000, None)],
+)  # fmt: skip
+def test_texts_of_any_length_can_be_written(kind: Any, lengths: tuple[int, int | None]) -> None:
+    least, most = lengths
+    schema: Schema = {"type": kind, "minLength": least}
+    if most is not None:
+        schema["maxLength"] = most
+    start = start_of(closed(k=schema))
+    longest = least + 50 if most is None else most
+    lure = "\n</parameter\n</parameter>"
+    for length in {least, longest}:
+        text = (lure[:-1] * length)[:length].rstrip("\n") + "x" * length
+        assert accepts(start, call(text[:length]))
+    for length in {least - 1, longest + (most is not None)} - {-1, least, longest}:
+        assert not accepts(start, call("x" * length))
+
+
+@pytest.mark.parametrize("lengths", [{"maxLength": 100}, {"minLength": 10, "maxLength": 5000}])
+def test_what_looks_like_the_end_of_a_text_costs_no_more_steps(lengths: Schema) -> None:
+    """Every mask can be filled on the way."""
+    matcher = start_of(closed(k={"type": "string", **lengths}))
+    words: NDArray[np.uint32] = np.zeros(DEMO_VOCAB_SIZE // 32, np.uint32)
+    for token_id in vocabulary().encode(call("Paris\n</parameter\n</parameter <parameter=a")):
+        matcher.fill(words)
+        assert not matcher.is_failed
+        assert matcher.consume([token_id])
+    assert matcher.is_complete
