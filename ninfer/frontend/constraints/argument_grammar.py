@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ninfer.contract.chat import ToolRules, ToolSpec
-from ninfer.frontend.constraints.json_schema import invalid, too_complex
 from ninfer.frontend.constraints.parameter_grammar import ParameterGrammar
 from ninfer.frontend.constraints.rule_set import RuleSet
 from ninfer.frontend.constraints.schema_cases import Case, case_types, cases
+from ninfer.frontend.constraints.schema_errors import invalid, too_complex, unenforceable
 from ninfer.frontend.constraints.schema_walk import path_of
 from ninfer.frontend.constraints.unenforceable import Unenforceable
 from ninfer.frontend.constraints.vocabulary import quoted
@@ -63,7 +63,7 @@ class ArgumentGrammar:
             return cases(self._prepared, self._prepared)
         except Unenforceable as error:
             if self._tool.is_strict:
-                raise invalid(self._path, f"cannot be enforced: it {error}") from None
+                raise unenforceable(error, self._tool.parameters, self._path) from None
             return [{key: self._prepared[key] for key in _OWN if key in self._prepared}]
 
     def _object(self, case: Case) -> str | None:
@@ -93,7 +93,7 @@ class ArgumentGrammar:
         try:
             return self._values.value(schema, self._declared.types(self._tool.name, name))
         except Unenforceable as error:
-            raise invalid(place, f"cannot be enforced: it {error}") from None
+            raise unenforceable(error, schema, place) from None
 
     def _sequence(self, parts: list[_Part], case: Case) -> str | None:
         least, most = case.get("minProperties", 0), case.get("maxProperties", len(parts))

@@ -16,8 +16,9 @@ from typing import Any, Final
 from ninfer.contract.chat import ToolSpec
 from ninfer.frontend.constraints.argument_grammar import ArgumentGrammar
 from ninfer.frontend.constraints.grammar import Grammar
-from ninfer.frontend.constraints.json_schema import invalid, prepare_schema
+from ninfer.frontend.constraints.json_schema import prepare_schema
 from ninfer.frontend.constraints.rule_set import RuleSet
+from ninfer.frontend.constraints.schema_errors import invalid, unenforceable
 from ninfer.frontend.constraints.schema_walk import path_of
 from ninfer.frontend.constraints.unenforceable import Unenforceable
 from ninfer.frontend.constraints.vocabulary import GrammarVocabulary, quoted
@@ -71,7 +72,7 @@ class CallGrammars:
     def _body(self, rules: RuleSet, tool: ToolSpec, param: str) -> str:
         prepared, path = _prepared(tool, param), f"{param}.{tool.name}"
         if isinstance(self._form, JsonCallFormat):
-            arguments = _json_arguments(rules, prepared, path)
+            arguments = _json_arguments(rules, tool, prepared, path)
         else:
             arguments = ArgumentGrammar(rules, self._form, tool, prepared, path).arguments()
         return rules.rule(f"{self._head(tool)} {arguments} {self._literal(self._form.tail)}")
@@ -89,12 +90,14 @@ class CallGrammars:
         )
 
 
-def _json_arguments(rules: RuleSet, prepared: Mapping[str, Any], path: str) -> str:
+def _json_arguments(
+    rules: RuleSet, tool: ToolSpec, prepared: Mapping[str, Any], path: str
+) -> str:
     """Raises RequestError when none can be enforced."""
     try:
         arguments = rules.schema(prepared, prepared)
     except Unenforceable as error:
-        raise invalid(path, f"cannot be enforced: it {error}") from None
+        raise unenforceable(error, tool.parameters, path) from None
     if arguments is None:
         raise invalid(path, "allows no value that ends")
     return arguments

@@ -21,11 +21,10 @@ from ninfer.frontend.constraints.json_schema import (
     MAX_CHARACTERS,
     MAX_GRAMMAR_CHARACTERS,
     MAX_TEXT_CHARACTERS,
-    invalid,
     prepare_schema,
-    too_complex,
 )
 from ninfer.frontend.constraints.library_schema import cause_of
+from ninfer.frontend.constraints.schema_errors import invalid, too_complex, unenforceable
 from ninfer.frontend.constraints.unenforceable import Unenforceable
 from ninfer.frontend.constraints.vocabulary import quoted
 
@@ -65,10 +64,10 @@ def build_grammar(constraint: Constraint) -> Grammar:
         raise too_complex(param, f"has more than {most} characters")
     match constraint.kind:
         case "json_object":
-            return _schema_grammar({"type": "object"}, param)
+            return _schema_grammar({"type": "object"}, "{}", param)
         case "json_schema":
             prepared = prepare_schema(text, param, is_strict=constraint.is_strict)
-            return _schema_grammar(prepared, param)
+            return _schema_grammar(prepared, text, param)
         case "regex":
             return Grammar(LLMatcher.grammar_from_regex(text))
         case "choice":
@@ -95,11 +94,12 @@ def lark_grammar(text: str) -> Grammar:
     return Grammar(json.dumps({"grammars": [{"lark_grammar": text}]}))
 
 
-def _schema_grammar(prepared: dict[str, Any], param: str) -> Grammar:
+def _schema_grammar(prepared: dict[str, Any], text: str, param: str) -> Grammar:
+    """`text`: the schema as the client wrote it."""
     try:
         lark = json_lark(prepared, prepared)
     except Unenforceable as error:
-        raise invalid(param, f"cannot be enforced: it {error}") from None
+        raise unenforceable(error, json.loads(text), param) from None
     if lark is None:
         raise invalid(param, "allows no value that ends")
     return replace(lark_grammar(lark), is_schema=True)

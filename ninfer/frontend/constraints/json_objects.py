@@ -1,9 +1,10 @@
 """Objects of JSON as Lark rules: members in the order of the schema, then those it does not name.
 
-    next[i, n]   a member comes, from the i-th on, behind n others
+    next[i, n]   a member comes, from the i-th on, behind n earlier ones
     rest[i, n]   a comma and a member, or nothing where the object may end
 
-n is counted where a bound of it matters, up to the number from which on all are alike.
+n is counted where a bound of it matters, up to the number from which on all are alike. Members that
+the schema does not name may share one name, so all of them together count as one towards the least.
 
 A parser looks at every member that may come next, at each place where one may. So the ways of
 next[i, n] are written out, a block of members at a time, rather than each as "this or a later one".
@@ -70,6 +71,7 @@ class MemberSequence:
         required = [index for index, member in enumerate(members) if member.is_required]
         self._last_required = required[-1] if required else -1
         self._drop_idle_bounds(len(required))
+        self._bound_least()
         self._cap = max(self._least, 0 if self._most is None else self._most + 1)
         num_places = (len(members) + 1) * (self._cap + 1)
         if num_places > _MAX_PLACES:
@@ -97,20 +99,38 @@ class MemberSequence:
         if self._most is not None and self._others is None and self._most >= len(self._members):
             self._most = None
 
+    def _bound_least(self) -> None:
+        """Raises Unenforceable where only different names that are not listed would be enough."""
+        most_told = len(self._members) + (self._others is not None)
+        is_possible = self._others is not None and (self._most is None or self._most >= self._least)
+        if is_possible and self._least > most_told:
+            raise Unenforceable(
+                "asks for more members than it names: other names cannot be kept different",
+                ("minProperties", self._least),
+            )
+        self._least = min(self._least, most_told + 1)
+
     def _behind_the_last(self) -> tuple[list[str | None], list[str | None]]:
         """`next` and `rest` where only members that are not named are left, by the count."""
-        count, others = len(self._members), self._others
-        following: list[str | None] = [None] * (self._cap + 1)
-        rests: list[str | None] = [None] * (self._cap + 1)
+        count, cap = len(self._members), self._cap
+        following: list[str | None] = [None] * (cap + 1)
+        if self._others is not None:
+            more = self._more(self._others)
+            for n in range(max(0, self._least - 1), cap + 1):
+                if self._may_grow(n):
+                    rest = more[min(n + 1, cap)]
+                    following[n] = self._rules.rule(f"{self._others} {rest}".rstrip())
+        return following, [self._rest(count, n, following[n]) for n in range(cap + 1)]
+
+    def _more(self, others: str) -> list[str]:
+        """Any number of members that are not named, or nothing, by the count before them."""
+        more = [""] * (self._cap + 1)
         for n in reversed(range(self._cap + 1)):
-            if others is not None and self._may_grow(n):
-                if n == self._cap:
-                    following[n] = self._rules.rule(f'{others} ("," {others})*')
-                else:
-                    rest = rests[n + 1]
-                    following[n] = None if rest is None else f"{others} {rest}".rstrip()
-            rests[n] = self._rest(count, n, following[n])
-        return following, rests
+            if n == self._cap and self._most is None:
+                more[n] = self._rules.rule(f'("," {others})*')
+            elif self._may_grow(n):
+                more[n] = self._rules.rule(f'("," {others} {more[n + 1]})?')
+        return more
 
     def _ways(self, index: int, n: int, skipped: list[str], rests: list[str | None]) -> list[str]:
         """Of next[index, n], given those of the next member and the rests behind this one."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ninfer.contract.errors import RequestError
 from ninfer.frontend.constraints.schema_complement import denied
 from ninfer.frontend.constraints.schema_ends import can_end, references
+from ninfer.frontend.constraints.schema_errors import invalid, too_complex
+from ninfer.frontend.constraints.schema_names import UNSUPPORTED, are_rewritable, rewrite_names
+from ninfer.frontend.constraints.schema_shapes import COUNTS, check_shapes
 from ninfer.frontend.constraints.schema_unions import exclusive
 from ninfer.frontend.constraints.schema_walk import (
     all_schemas,
@@ -37,11 +38,6 @@ MAX_DEPTH: Final = 64
 MAX_LEVELS: Final = 4_000
 """Of nesting, when every reference is followed once: the grammar library recurses so deep."""
 
-_UNSUPPORTED: Final = (
-    "not", "if", "then", "else", "contains", "minContains", "maxContains", "dependentRequired",
-    "dependentSchemas", "dependencies", "unevaluatedProperties", "unevaluatedItems",
-    "propertyNames", "uniqueItems", "$dynamicRef", "$recursiveRef",
-)  # fmt: skip
 _HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     "uniqueItems": (False,),
     "unevaluatedProperties": (True,),
@@ -50,7 +46,6 @@ _HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     "minContains": (0,),
 }
 """Values that ask for nothing."""
-_NAME_RULES: Final = ("pattern", "enum", "const", "minLength", "maxLength")
 _FORMATS: Final = frozenset({"duration", "uuid", "email", "hostname", "ipv4", "ipv6", "uri"})
 _OTHER_FORMATS: Final = frozenset(
     {
@@ -61,7 +56,7 @@ _OTHER_FORMATS: Final = frozenset(
 """Standard ones without a grammar; others are no part of the standard and only describe."""
 _DROPPED: Final = frozenset(
     {
-        *_UNSUPPORTED, "$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor",
+        *UNSUPPORTED, "$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor",
         "$vocabulary", "additionalItems", "nullable",
     }
 )  # fmt: skip
@@ -78,10 +73,6 @@ _FORMAT_PATTERNS: Final[Mapping[str, str]] = {
     "date-time": f"^{_DATE}T{_TIME}$",
 }
 """Exact but for leap seconds, which are left out: only real days from year 1 on."""
-_BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-_COUNTS: Final = (
-    "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties",
-)  # fmt: skip
 
 
 def prepare_schema(text: str, param: str, *, is_strict: bool) -> dict[str, Any]:
@@ -109,14 +100,6 @@ def prepare_schema(text: str, param: str, *, is_strict: bool) -> dict[str, Any]:
         raise invalid(param, "allows no value that ends")
     result: dict[str, Any] = prepared
     return result
-
-
-def invalid(path: str, rule: str) -> RequestError:
-    return RequestError("invalid_json_schema", f"'{path}' {rule}.", path)
-
-
-def too_complex(path: str, rule: str) -> RequestError:
-    return RequestError("schema_too_complex", f"'{path}' {rule}.", path)
 
 
 def _parsed(text: str, param: str) -> Any:
@@ -156,57 +139,12 @@ def _check(root: dict[str, Any], schema: Any, path: str, is_strict: bool) -> Non
         raise invalid(path, "must be an object or a boolean")
     if is_strict and schema is not root and isinstance(schema.get("$id"), str):
         raise invalid(path_of(path, "$id"), "is a keyword that cannot be enforced")
-    _check_shapes(schema, path)
+    check_shapes(schema, path)
     _check_reference(root, schema, path)
     for place, child in children(schema, path):
         _check(root, child, place, is_strict)
     if is_strict:
         _check_supported(schema, path, root)
-
-
-def _check_shapes(schema: Mapping[str, Any], path: str) -> None:
-    """What the library would report without a place, or take for something else."""
-    for key in ("properties", "patternProperties", "$defs", "definitions"):
-        if not isinstance(schema.get(key, {}), dict):
-            raise invalid(path_of(path, key), "must be an object of schemas")
-    for key in ("anyOf", "oneOf", "allOf"):
-        if key in schema and not (isinstance(schema[key], list) and schema[key]):
-            raise invalid(path_of(path, key), "must be a list of at least one schema")
-    if not isinstance(schema.get("prefixItems", []), list):
-        raise invalid(path_of(path, "prefixItems"), "must be a list of schemas")
-    if "enum" in schema and not (isinstance(schema["enum"], list) and schema["enum"]):
-        raise invalid(path_of(path, "enum"), "must be a list of at least one value")
-    for key in ("items", "additionalProperties"):
-        if not isinstance(schema.get(key, {}), dict | bool | list):
-            raise invalid(path_of(path, key), "must be a schema")
-    required = schema.get("required", [])
-    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
-        raise invalid(path_of(path, "required"), "must be a list of names")
-    for key in _COUNTS:
-        value = schema.get(key, 0)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not _is_count(value):
-            raise invalid(path_of(path, key), "must be a whole number of at least 0")
-    for key in _BOUNDS:
-        is_flag = isinstance(schema.get(key), bool) and not key.startswith("exclusive")
-        if is_flag or not isinstance(schema.get(key, 0), int | float):
-            raise invalid(path_of(path, key), "must be a number")
-    step = schema.get("multipleOf", 1)
-    if isinstance(step, bool) or not isinstance(step, int | float) or step <= 0:
-        raise invalid(path_of(path, "multipleOf"), "must be a number above 0")
-    kinds = schema.get("type", [])
-    if not isinstance(kinds, str | list) or not all(isinstance(kind, str) for kind in kinds):
-        raise invalid(path_of(path, "type"), "must be the name of a type or a list of names")
-    for name, pattern in _patterns(schema, path):
-        if not isinstance(pattern, str):
-            raise invalid(name, "must be a string")
-
-
-def _is_count(value: int | float) -> bool:
-    return value >= 0 and (isinstance(value, int) or value.is_integer())
-
-
-def _patterns(schema: Mapping[str, Any], path: str) -> list[tuple[str, Any]]:
-    return [(path_of(path, key), schema[key]) for key in ("pattern", "format") if key in schema]
 
 
 def _check_reference(root: dict[str, Any], schema: Mapping[str, Any], path: str) -> None:
@@ -235,7 +173,7 @@ def _check_kept(prepared: dict[str, Any], param: str) -> None:
 
 
 def _check_supported(schema: Mapping[str, Any], path: str, root: Any) -> None:
-    for key in _UNSUPPORTED:
+    for key in UNSUPPORTED:
         if key not in schema or _means_nothing(schema, key):
             continue
         if not _is_rewritable(schema, key, root):
@@ -255,7 +193,7 @@ def _means_nothing(schema: Mapping[str, Any], key: str) -> bool:
 def _is_rewritable(schema: Mapping[str, Any], key: str, root: Any) -> bool:
     if key == "not":
         return denied(schema["not"], root) is not None
-    return key == "propertyNames" and _name_pattern(schema) is not None
+    return key == "propertyNames" and are_rewritable(schema)
 
 
 def _without_not(schema: dict[str, Any], root: Any) -> dict[str, Any]:
@@ -270,14 +208,14 @@ def _without_not(schema: dict[str, Any], root: Any) -> dict[str, Any]:
 def _supported(schema: dict[str, Any]) -> dict[str, Any]:
     """The schema in the library's own keywords."""
     _old_bounds(schema)
-    _rewrite_names(schema)
+    rewrite_names(schema)
     _rewrite_nullable(schema)
     if isinstance(schema.get("items"), list):
         schema["prefixItems"] = schema.pop("items")
         schema["items"] = schema.pop("additionalItems", True)
     schema.pop("additionalItems", None)
     _rewrite_format(schema)
-    for key in _COUNTS:
+    for key in COUNTS:
         if isinstance(schema.get(key), float):
             schema[key] = int(schema[key])
     return {key: value for key, value in schema.items() if key not in _DROPPED}
@@ -319,36 +257,6 @@ def _old_bounds(schema: dict[str, Any]) -> None:
             del schema[key]
             if is_exclusive and bound in schema:
                 schema[key] = schema.pop(bound)
-
-
-def _rewrite_names(schema: dict[str, Any]) -> None:
-    """`propertyNames` with a pattern as patternProperties."""
-    pattern = _name_pattern(schema) if "propertyNames" in schema else None
-    if pattern is None:
-        return
-    del schema["propertyNames"]
-    schema["patternProperties"] = {pattern: schema.get("additionalProperties", True)}
-    schema["additionalProperties"] = False
-
-
-def _name_pattern(schema: Mapping[str, Any]) -> str | None:
-    """A pattern of all names that are allowed, when that is all there is to say of names."""
-    names = schema["propertyNames"]
-    if not isinstance(names, dict) or "patternProperties" in schema or schema.get("properties"):
-        return None
-    rules = {key: value for key, value in names.items() if key in _NAME_RULES}
-    if any(key in names for key in (*_UNSUPPORTED, "format", "$ref", "anyOf", "oneOf", "allOf")):
-        return None
-    if rules.keys() == {"const"}:
-        rules = {"enum": [rules["const"]]}
-    if rules.keys() == {"pattern"} and isinstance(rules["pattern"], str):
-        return str(rules["pattern"])
-    if rules.keys() == {"enum"} and all(isinstance(name, str) for name in rules["enum"]):
-        return f"^({'|'.join(map(re.escape, rules['enum']))})$"
-    if rules and rules.keys() <= {"minLength", "maxLength"}:
-        longest = rules.get("maxLength", "")
-        return f"^[\\s\\S]{{{rules.get('minLength', 0)},{longest}}}$"
-    return None
 
 
 def _rewrite_nullable(schema: dict[str, Any]) -> None:

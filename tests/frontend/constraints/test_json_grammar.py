@@ -138,7 +138,11 @@ COUNTED = {
             ['{"a":1,"b":1,"c":1}'],
         ),
         ({"maxProperties": 1}, ['{"b":1}'], ['{"b":1,"x":1}', "{}"]),
-        ({"minProperties": 3}, ['{"b":1,"x":1,"y":2}'], ['{"b":1,"x":1}']),
+        (
+            {"minProperties": 3},
+            ['{"a":1,"b":1,"x":1}', '{"a":1,"b":1,"c":1}', '{"b":1,"c":1,"x":1,"x":2}'],
+            ['{"b":1,"x":1}', '{"b":1,"x":1,"x":2}', '{"b":1,"x":1,"x":2,"x":3}'],
+        ),
         (
             {"minProperties": 2, "maxProperties": 3, "additionalProperties": {"type": "null"}},
             ['{"b":1,"x":null}', '{"a":1,"b":1,"c":1}'],
@@ -148,6 +152,42 @@ COUNTED = {
 )
 def test_members_are_counted(bounds: Any, good: list[str], bad: list[str]) -> None:
     check({**COUNTED, **bounds}, good, bad)
+
+
+@pytest.mark.parametrize(
+    ("names", "good", "bad"),
+    [
+        ({"enum": ["a", "b", "c"]}, ['{"a":1,"c":1}', '{"a":1,"b":1,"c":1}'], ['{"a":1,"a":2}']),
+        ({"enum": ["a", "b", "c"]}, [], ['{"a":1}', '{"a":1,"d":1}', "{}"]),
+    ],
+)
+def test_listed_names_are_different_members(names: Any, good: list[str], bad: list[str]) -> None:
+    integers = {"additionalProperties": {"type": "integer"}}
+    check({"type": "object", "propertyNames": names, "minProperties": 2, **integers}, good, bad)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"minProperties": 3, "maxProperties": 3, "propertyNames": {"maxLength": 2}},
+        {"minProperties": 2, "propertyNames": {"pattern": "^a"}},
+        {"minProperties": 3, "patternProperties": {"^a$": {}}, "additionalProperties": False},
+        {"minProperties": 2},
+        {"minProperties": 3, "properties": {"a": {}}},
+    ],
+)
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_members_that_would_need_different_names_are_refused(rules: Any, is_strict: bool) -> None:
+    refused = ("invalid_json_schema", f"{PARAM}.minProperties")
+    assert refusal("json_schema", {"type": "object", **rules}, is_strict=is_strict) == refused
+    nested = {"type": "object", "properties": {"m": {"type": "object", **rules}}}
+    place = f"{PARAM}.properties.m.minProperties"
+    assert refusal("json_schema", nested, is_strict=is_strict) == ("invalid_json_schema", place)
+
+
+def test_more_members_than_listed_names_are_no_value() -> None:
+    schema = {"type": "object", "minProperties": 5, "propertyNames": {"enum": ["a", "b"]}}
+    assert refusal("json_schema", schema) == ("invalid_json_schema", PARAM)
 
 
 def test_the_order_of_members_is_that_of_the_schema_in_blocks_of_any_size() -> None:
