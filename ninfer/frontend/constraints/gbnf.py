@@ -11,10 +11,11 @@ every character is a lexeme of its own, which is slower: longer ones would be ma
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from typing import Final
+
+from ninfer.frontend.constraints.vocabulary import quoted
 
 _TOKEN: Final = re.compile(
     r"""(?P<space>(?:[ \t\r\n]|\#[^\n]*)+)
@@ -142,8 +143,8 @@ def _check_body(name: str, items: list[_Token]) -> None:
 def _translated(token: _Token) -> _Token:
     if token.kind == "literal":
         text = _unescaped(token.text[1:-1], token.line)
-        quoted = [json.dumps(character, ensure_ascii=False) for character in text] or ['""']
-        return _Token("item", f"({' '.join(quoted)})", token.line)
+        characters = list(map(quoted, text)) or ['""']
+        return _Token("item", f"({' '.join(characters)})", token.line)
     if token.kind == "chars":
         return _Token("item", _character_class(token), token.line)
     if token.text == ".":

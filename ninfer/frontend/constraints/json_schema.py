@@ -27,6 +27,7 @@ from ninfer.frontend.constraints.schema_walk import (
     rewritten,
 )
 from ninfer.frontend.control_text import strings_of
+from ninfer.frontend.tokenizer import replace_surrogates
 
 MAX_CHARACTERS: Final = 524_288
 MAX_GRAMMAR_CHARACTERS: Final = 32_768
@@ -104,7 +105,10 @@ def prepare_schema(text: str, param: str, *, is_strict: bool) -> dict[str, Any]:
 
 def _parsed(text: str, param: str) -> Any:
     try:
-        return json.loads(text, parse_float=_finite, parse_constant=_finite)
+        value = json.loads(text, parse_float=_finite, parse_constant=_finite)
+        if "\\ud" not in text.lower():
+            return value
+        return json.loads(replace_surrogates(json.dumps(value, ensure_ascii=False)))
     except RecursionError:
         raise too_complex(param, f"is nested deeper than {MAX_DEPTH}") from None
     except ValueError:

@@ -7,6 +7,7 @@ vocabulary: which ids end an answer is each request's own affair.
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import Any
 
@@ -44,8 +45,7 @@ class GrammarVocabulary:
 
 def quoted(text: str) -> str:
     """A Lark string of exactly this text."""
-    plain = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
-    return '"' + "".join(plain.get(character, character) for character in text) + '"'
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 class _Wrapper(TokenizerWrapper):

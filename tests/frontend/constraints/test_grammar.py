@@ -40,6 +40,16 @@ ws ::= | " " | "\n" [ \t]{0,20}
         ("gbnf", 'root ::= [^"a-c\\n]+ | "\\x41\\u00e9"', ["xyz", "Aé"], ["xa", 'x"', "x\n"]),
         ("gbnf", 'root ::= "a"? [-x]{2,} "" .', ["a--b", "xx\n"], ["a-", "b"]),
         ("gbnf", 'root ::= root "a" | "b"', ["b", "baa"], ["a"]),
+        (
+            "choice",
+            json.dumps(["a\x01b", "\x1f", "\x0b", "\x7f", "é\u2028😀"]),
+            ["a\x01b", "\x1f", "\x0b", "\x7f", "é\u2028😀"],
+            ["ab", "a\\u0001b"],
+        ),
+        ("gbnf", 'root ::= "a\x7f\x01"', ["a\x7f\x01"], ["a"]),
+        ("json_schema", '{"enum": ["a\x7fb", "\\u0001"]}', ['"a\x7fb"', '"\\u0001"'], ['"ab"']),
+        ("json_schema", '{"required": ["a\x7f"], "type": "object"}', ['{"a\x7f":1}'], ['{"a":1}']),
+        ("json_schema", '{"const": "\\ud800x"}', ['"\ufffdx"'], ['"x"']),
     ],
 )
 def test_languages(kind: ConstraintKind, text: str, good: list[str], bad: list[str]) -> None:
