@@ -1,7 +1,7 @@
 """The model's tokenizer: text to ids and ids to exact bytes, for byte-level BPE.
 
 Added tokens (`<|im_end|>`, `<think>`, ...) are the model's control marks. `encode` parses them,
-`encode_guarded` parses only those that the guard character does not break up. Never adds BOS or
+`encode_guarded` only those that the guard character does not break up, `encode_plain` none. Never adds BOS or
 EOS. Immutable and safe to use from several threads.
 """
 
@@ -88,6 +88,13 @@ class TextTokenizer:
         Raises UnsplittableText.
         """
         return _encode(self._tokenizer, [text])[0]
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Token ids of `text`, in which every mark is but characters. No surrogates in `text`.
+
+        Raises UnsplittableText.
+        """
+        return _encode(self._plain, [text])[0]
 
     def encode_guarded(self, text: str, guard: str) -> list[int]:
         """As `encode(text without guard)`, but marks broken up by `guard` stay plain characters.

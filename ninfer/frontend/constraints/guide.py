@@ -44,7 +44,7 @@ class GuideRules:
     """How one answer is guided.
 
     token_bytes   a token's bytes
-    encode        the tokens of a text
+    encode        the tokens of a text, marks in it as characters
     end_ids       tokens that end the answer
     mute_ids      tokens that end a turn but not this answer: never inside a grammar
     min_tokens    the answer does not end before so many tokens, unless nothing else may come

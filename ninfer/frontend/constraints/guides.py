@@ -79,7 +79,7 @@ class Guides:
             return None
         rules = GuideRules(
             token_bytes=tokenizer.token_bytes,
-            encode=lambda text: tuple(tokenizer.encode(text)),
+            encode=lambda text: tuple(tokenizer.encode_plain(text)),
             end_ids=end_ids,
             mute_ids=self._eos_ids - end_ids,
             min_tokens=params.min_tokens,

@@ -40,6 +40,7 @@ class GrammarVocabulary:
         return self._tokenizer.added_id(text)
 
     def encode(self, text: str) -> tuple[int, ...]:
+        """With marks as they are."""
         return tuple(self._tokenizer.encode(text))
 
 
@@ -64,6 +65,6 @@ class _Wrapper(TokenizerWrapper):
 
     def __call__(self, text: str) -> Any:
         try:
-            return self._tokenizer.encode(text)
+            return self._tokenizer.encode_plain(text)
         except UnsplittableText:
             return []
