@@ -258,7 +258,7 @@ class ModelFrontend:
             min_tokens=params.min_tokens,
             includes_stop_string=params.include_stop_string,
             stops_in_reasoning=params.stop_in_reasoning,
-            splits_reasoning=params.split_reasoning,
+            splits_reasoning=params.split_reasoning and _may_think(prompt, params),
             opens_in_reasoning=prompt.opens_in_reasoning,
             reports_stop_token=params.reports_stop_token,
             calls=_call_rules(params.tools),
@@ -272,6 +272,11 @@ class ModelFrontend:
         marks = [THINK_OPEN, THINK_CLOSE] if params.split_reasoning else []
         marks += [CALL_OPEN, CALL_CLOSE] if _call_rules(params.tools) else []
         return tokenizer.special_ids - {tokenizer.added_id(mark) for mark in marks}
+
+
+def _may_think(prompt: PreparedPrompt, params: GenerationParams) -> bool:
+    """Where a grammar holds from the first token, <think> is part of the answer."""
+    return prompt.opens_in_reasoning or params.constraint is None
 
 
 def _call_rules(tools: ToolRules | None) -> CallRules | None:

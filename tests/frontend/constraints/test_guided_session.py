@@ -118,6 +118,20 @@ async def test_a_mark_that_is_spelt_out_ends_a_thought_as_well() -> None:
     assert feed.texts == {"reasoning": "So", "content": "yes", "call": ""}
 
 
+@pytest.mark.parametrize("thinks", [False, True])
+@pytest.mark.parametrize("text", ["<think>", "<think>so</think>yes", "</think>", "<tool_call>"])
+async def test_marks_that_the_grammar_asks_for_are_content(text: str, thinks: bool) -> None:
+    feed = Feed(await request(constraint=constraint("choice", [text]), thinks=thinks))
+    if thinks:
+        feed.text("Well.</think>").text("\n\n")
+    tokenizer = FRONTEND._tokenizer
+    assert tokenizer is not None
+    feed.take(tokenizer.encode_plain(text))
+    assert feed.finish == Finish(FinishReason.STOP_TOKEN)
+    assert feed.texts["content"] == text
+    assert feed.texts["reasoning"] == ("Well." if thinks else "")
+
+
 async def test_the_end_is_allowed_only_where_the_grammar_may_end() -> None:
     feed = Feed(await request(constraint=constraint("regex", "[0-9]{2,4}")))
     for text, may_end in (("1", False), ("2", True), ("3", True)):
