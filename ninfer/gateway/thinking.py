@@ -1,6 +1,7 @@
 """The many ways to ask for thinking or for none -> the template's `enable_thinking`.
 
-The more specific wins: chat_template_kwargs, then top-level switches, then an effort.
+The more specific wins: chat_template_kwargs, then a budget of zero, which leaves nothing to think,
+then top-level switches, then an effort.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ def parse_enable_thinking(fields: Fields) -> bool | None:
     """None when nothing was asked for. Raises RequestError."""
     reasoning = fields.child("reasoning")
     output_config = fields.child("output_config")
+    is_empty = parse_thinking_budget(fields) == 0
     switches = (
+        False if is_empty else None,
         fields.boolean("enable_thinking"),
         _thinking_type(fields),
         reasoning.boolean("enabled") if reasoning else None,

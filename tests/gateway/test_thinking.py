@@ -40,6 +40,10 @@ from ninfer.gateway.thinking import (
         ({"enable_thinking": False, "reasoning_effort": "high"}, False),
         ({"enable_thinking": True, "thinking": {"type": "disabled"}}, True),
         ({"thinking": {"type": "enabled"}, "reasoning_effort": "none"}, True),
+        ({"enable_thinking": True, "thinking_budget": 0}, False),
+        ({"enable_thinking": True, "thinking_budget": -1}, True),
+        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, False),
+        ({"reasoning": {"enabled": True, "max_tokens": 0}}, False),
         ({"reasoning": {}, "thinking": {}, "output_config": {}}, None),
     ],
 )

@@ -105,10 +105,9 @@ class Guide:
         self._compile = compile
         self._matcher: Matcher | None = None
         self._fresh: Matcher | None = None
-        phase = Phase.THOUGHT if is_thinking else self._answer_phase
-        self._state = GuideState(phase)
-        if is_thinking and rules.budget == 0:
-            self._state = self._state._replace(forced=rules.closing, is_closing=True)
+        self._state = GuideState(self._answer_phase)
+        if is_thinking:
+            self._state = self._in_thought(self._state)
 
     @property
     def state(self) -> GuideState:
@@ -262,8 +261,14 @@ class Guide:
         if token_id == self._rules.trigger and not thinks:
             return state._replace(phase=Phase.BOUND, restarts=True, fed=())
         if thinks and self._rules.budget is not None and not state.is_closing:
-            return state._replace(phase=Phase.THOUGHT)
+            return self._in_thought(state)
         return state
+
+    def _in_thought(self, state: GuideState) -> GuideState:
+        """At the beginning of a thought; one without a budget is closed at once."""
+        if self._rules.budget == 0:
+            return state._replace(phase=Phase.THOUGHT, forced=self._rules.closing, is_closing=True)
+        return state._replace(phase=Phase.THOUGHT)
 
     def _after_bound(self, state: GuideState, token_id: int) -> GuideState:
         if token_id in self._rules.end_ids:

@@ -29,6 +29,8 @@ CLOSING_TEXT: Final = (
     f"\n\nMy time for thinking is over, so I answer with what I have now.\n{THINK_CLOSE}\n\n"
 )
 """Ends a thought whose budget is used up."""
+BARE_CLOSING: Final = f"{THINK_CLOSE}\n\n"
+"""The same without words, where none are to come or none have room."""
 _LEAD: Final = "\n\n"
 _TOOLS_PARAM: Final = "tools"
 
@@ -50,6 +52,7 @@ class Guides:
             self._compiler = GrammarCompiler(vocabulary)
             self._calls = CallGrammars(form, vocabulary)
             self._closing = tuple(tokenizer.encode(CLOSING_TEXT))
+            self._bare_closing = tuple(tokenizer.encode(BARE_CLOSING))
             self._lead = tuple(tokenizer.encode(_LEAD))
             self._trigger = tokenizer.added_id(CALL_OPEN)
 
@@ -74,9 +77,11 @@ class Guides:
                     source.param,
                 )
             return None
-        budget = self._usable_budget(budget, max_output) if params.split_reasoning else None
+        if not params.split_reasoning:
+            budget = None
         if source is None and budget is None:
             return None
+        budget, closing = self._usable_budget(budget, max_output)
         rules = GuideRules(
             token_bytes=tokenizer.token_bytes,
             encode=lambda text: tuple(tokenizer.encode_plain(text)),
@@ -84,7 +89,7 @@ class Guides:
             mute_ids=self._eos_ids - end_ids,
             min_tokens=params.min_tokens,
             budget=budget,
-            closing=self._closing,
+            closing=closing,
             lead=self._lead,
             trigger=self._trigger if is_triggered else None,
             param=None if source is None else source.param,
@@ -104,14 +109,17 @@ class Guides:
         compiler = self._compiler
         return lambda: compiler.compile(source)
 
-    def _usable_budget(self, wanted: int | None, max_output: int) -> int | None:
-        """The closing text must fit behind the thought, with a token of answer."""
-        if wanted is None:
-            return None
-        needed = len(self._closing) + 1
-        if max_output <= wanted or max_output - wanted >= needed:
-            return wanted
-        return max_output - needed if max_output > needed else None
+    def _usable_budget(
+        self, wanted: int | None, max_output: int
+    ) -> tuple[int | None, tuple[int, ...]]:
+        """A budget that is no more, and what closes the thought: behind it there is room for a
+        token of answer, where that can be."""
+        bare = self._bare_closing
+        if wanted is None or wanted == 0 or wanted >= max_output:
+            return wanted, bare
+        words_fit = max_output > len(self._closing) + 1
+        closing = self._closing if words_fit else bare
+        return max(0, min(wanted, max_output - len(closing) - 1)), closing
 
     def _source(self, params: GenerationParams) -> tuple[GrammarSource | None, bool]:
         """The grammar, and whether it holds behind the mark of a call alone."""

@@ -14,7 +14,7 @@ from ninfer.contract.errors import InvariantError, RequestError
 from ninfer.contract.generation import Finish, FinishReason, GenerationRequest
 from ninfer.contract.prompt import PreparedPrompt
 from ninfer.contract.sampling import GeneratedToken
-from ninfer.frontend.constraints.guides import CLOSING_TEXT
+from ninfer.frontend.constraints.guides import BARE_CLOSING, CLOSING_TEXT
 from ninfer.frontend.frontend import ModelFrontend
 from tests.helpers.demo_frontend import DEMO_VOCAB_SIZE, IM_END, THINK_END, demo_frontend
 from tests.helpers.grammar_rig import allowed_ids, constraint
@@ -255,23 +255,40 @@ async def test_a_budget_and_a_grammar_together() -> None:
     assert feed.finish == Finish(FinishReason.STOP_TOKEN)
 
 
+WORDS = len(encode(CLOSING_TEXT))
+
+
 @pytest.mark.parametrize(
-    ("wanted", "max_tokens", "closes_at"),
-    [(5, 200, 5), (50, 40, None), (30, 40, 40 - len(encode(CLOSING_TEXT)) - 1), (5, 10, None)],
+    ("wanted", "max_tokens", "closes_at", "closing"),
+    [
+        (5, 200, 5, CLOSING_TEXT),
+        (30, 40, 40 - WORDS - 1, CLOSING_TEXT),
+        (8, 15, 8, BARE_CLOSING),
+        (3, 5, 2, BARE_CLOSING),
+        (1, 3, 0, BARE_CLOSING),
+        (1, 2, 0, BARE_CLOSING),
+        (5, WORDS + 1, 5, BARE_CLOSING),
+        (5, WORDS + 2, 1, CLOSING_TEXT),
+        (0, 200, 0, BARE_CLOSING),
+        (0, 1, 0, BARE_CLOSING),
+        (50, 40, None, ""),
+        (5, 5, None, ""),
+    ],
 )
-async def test_the_closing_text_fits_into_the_answer(
-    wanted: int, max_tokens: int, closes_at: int | None
+async def test_a_thought_is_never_longer_than_its_budget(
+    wanted: int, max_tokens: int, closes_at: int | None, closing: str
 ) -> None:
     target = await request(thinks=True, thinking_budget=wanted, max_tokens=max_tokens)
     feed = Feed(target)
-    token = encode("a")
-    for count in range(1, 40):
-        feed.take(token)
-        if count == closes_at:
-            assert allowed(target) == encode(CLOSING_TEXT)[:1]
-            return
+    for _ in range(max_tokens if closes_at is None else closes_at):
         assert allowed(target) is None
-    assert closes_at is None
+        feed.text("a")
+    if closes_at is not None:
+        for token_id in encode(closing):
+            assert allowed(target) == [token_id]
+            feed.take([token_id])
+        assert allowed(target) is None
+        assert "Yes" in feed.text("Yes").texts["content"]
 
 
 async def test_a_thought_that_the_model_opens_itself_has_the_budget_too() -> None:
@@ -280,6 +297,14 @@ async def test_a_thought_that_the_model_opens_itself_has_the_budget_too() -> Non
     assert allowed(feed.request) is None
     feed.text("ab" if len(encode("ab")) == 2 else "a b")
     assert allowed(feed.request) == encode(CLOSING_TEXT)[:1]
+
+
+async def test_a_thought_without_a_budget_that_the_model_opens_is_closed_at_once() -> None:
+    target = await request(thinking_budget=0, max_tokens=200)
+    feed = Feed(target).text("<think>")
+    assert allowed(target) == [THINK_END]
+    feed.text(BARE_CLOSING).text("Yes.")
+    assert feed.texts == {"reasoning": "", "content": "Yes.", "call": ""}
 
 
 async def test_raw_text_has_no_thoughts() -> None:
