@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from ninfer.contract.errors import RequestError
 from ninfer.frontend.constraints.grammar import Grammar
 from ninfer.frontend.constraints.matcher import Matcher
+from ninfer.frontend.constraints.trial import fault_of
 from ninfer.frontend.constraints.vocabulary import GrammarVocabulary
 
 MAX_BUILDS_AT_ONCE: Final = 2
@@ -139,6 +140,9 @@ class GrammarCompiler:
             raise grammar.error(param, matcher.get_error())
         if not words.any() and not start.is_accepting:
             raise grammar.error(param, "no token can begin an answer")
+        fault = fault_of(start, self.vocabulary.vocab_size)
+        if fault is not None:
+            raise grammar.error(param, fault)
 
     def _keep(self, source: GrammarSource, built: LLMatcher) -> None:
         self._kept[source.key] = built

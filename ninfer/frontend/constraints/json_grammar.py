@@ -16,12 +16,14 @@ from typing import Any, Final
 from ninfer.frontend.constraints.json_numbers import (
     NUMBER,
     decimal_places,
+    has_few_remainders,
     has_numbers,
     integer_bounds,
     integers,
     is_within,
     listed_multiples,
     numbers,
+    powers_of_ten,
 )
 from ninfer.frontend.constraints.json_objects import Member, MemberSequence, WayBudget
 from ninfer.frontend.constraints.json_strings import (
@@ -45,6 +47,7 @@ from ninfer.frontend.constraints.schema_cases import (
     Case,
     all_of,
     cases,
+    only,
     said_of,
 )
 from ninfer.frontend.constraints.schema_ends import ending_references, references
@@ -209,13 +212,21 @@ class _Writer:
             return self._stepped("integer", {**case, "minimum": low, "maximum": high})
         step = int(case["multipleOf"])
         listed = listed_multiples(step, low, high)
-        if listed is None:
+        if listed is not None:
+            return self._terminal(" | ".join(f'"{value}"' for value in listed)) if listed else None
+        round_numbers, within = powers_of_ten(step), integers(low, high)
+        if round_numbers is None or within is None:
             schema = {"multipleOf": step, "minimum": low, "maximum": high}
             return self._stepped("integer", schema)
-        return self._terminal(" | ".join(f'"{value}"' for value in listed)) if listed else None
+        return self._terminal(f"({slashed(within)}) & ({slashed(round_numbers)})")
 
     def _stepped(self, kind: str, case: Case) -> str | None:
-        """Multiples that the library finds."""
+        """Multiples that the library finds. Raises Unenforceable for too many remainders."""
+        if not has_few_remainders(case["multipleOf"]):
+            raise Unenforceable(
+                "has more remainders than a grammar has room for",
+                ("multipleOf", case["multipleOf"]),
+            )
         schema: dict[str, Any] = {"type": kind, **case}
         if not {"minimum", "exclusiveMinimum"} & case.keys():
             schema["minimum"] = -_STEPPED_LIMIT
@@ -259,7 +270,7 @@ class _Writer:
         others = {key: rule for key, rule in case.items() if key not in ("enum", "type")}
         kind = type_name(value)
         others = {key: rule for key, rule in others.items() if key in _OF_TYPE[kind]}
-        return self.value(all_of([_only(value), *([others] if others else [])]))
+        return self.value(all_of([only(value), *([others] if others else [])]))
 
     def _array(self, case: Case) -> str | None:
         least, most = case.get("minItems", 0), case.get("maxItems")
@@ -370,22 +381,6 @@ def _has_type(value: Any, kinds: list[str] | tuple[str, ...]) -> bool:
 def _is_allowed(case: Case, value: Any) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_within(case, value) if is_number else True
-
-
-def _only(value: Any) -> Any:
-    """The schema of one value."""
-    if isinstance(value, list):
-        size = len(value)
-        items = [_only(item) for item in value]
-        return {"type": "array", "prefixItems": items, "minItems": size, "maxItems": size}
-    if isinstance(value, dict):
-        return {
-            "type": "object",
-            "properties": {name: _only(item) for name, item in value.items()},
-            "required": list(value),
-            "additionalProperties": False,
-        }
-    return {"enum": [value]}
 
 
 def _check_patterns(patterns: list[str], num_names: int) -> None:

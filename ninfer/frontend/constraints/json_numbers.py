@@ -19,6 +19,8 @@ _EXACT_DIGITS: Final = 15
 """Different numbers of so many digits are different floats: what is less is read as less."""
 _MAX_LISTED: Final = 2_000
 """Of multiples that are listed one by one."""
+_MAX_REMAINDERS: Final = 5_000
+"""Of a number divided by a step; the library keeps a state for each."""
 _EXPONENT: Final = "(?:[eE][-+]?[0-9]{1,2})?"
 _WHOLE: Final = f"(?:0|[1-9][0-9]{{0,{MAX_WHOLE_DIGITS - 1}}})"
 _PLACES: Final = rf"(?:\.[0-9]{{1,{_MAX_PLACES}}})?"
@@ -73,6 +75,17 @@ def listed_multiples(step: int, low: int, high: int) -> list[int] | None:
     if (high - first) // step >= _MAX_LISTED:
         return None
     return list(range(first, high + 1, step))
+
+
+def powers_of_ten(step: int) -> str | None:
+    """A regular expression of the multiples of 10, 100 and so on; None for another step."""
+    zeros = len(str(step)) - 1
+    return rf"-?(?:0|[1-9][0-9]*0{{{zeros}}})" if step == 10**zeros else None
+
+
+def has_few_remainders(step: float) -> bool:
+    """Whether the library has room for the multiples of a step."""
+    return Fraction(str(step)).numerator <= _MAX_REMAINDERS
 
 
 def decimal_places(step: float) -> str | None:

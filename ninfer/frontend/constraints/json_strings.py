@@ -12,8 +12,11 @@ from typing import Any, Final
 from llguidance import regex_to_lark
 
 from ninfer.frontend.constraints.text_patterns import slashed, whole
+from ninfer.frontend.constraints.unenforceable import Unenforceable
 from ninfer.frontend.constraints.vocabulary import quoted
 
+_LONGEST_LEAST: Final = 8_192
+"""Of a string with a pattern: the library has states for all of it where it is foreseen."""
 _PLAIN: Final = r'[^"\\\x00-\x1F\x7F]'
 _ESCAPE: Final = r"\\u(?:[0-9a-ce-fA-CE-F][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}"
 _PAIR: Final = r"[dD][89aAbB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})"
@@ -30,7 +33,12 @@ def spelled(text: str) -> str:
 
 
 def string_schema(case: Mapping[str, Any]) -> dict[str, Any]:
-    """What a case says of strings, as a schema for the library."""
+    """What a case says of strings, as a schema for the library. Raises Unenforceable."""
+    least = case.get("minLength", 0)
+    if "pattern" in case and least > _LONGEST_LEAST:
+        raise Unenforceable(
+            f"asks for more than {_LONGEST_LEAST} characters of a pattern", ("minLength", least)
+        )
     schema: dict[str, Any] = {"type": "string"}
     for key in ("minLength", "maxLength", "format", "enum"):
         if key in case:

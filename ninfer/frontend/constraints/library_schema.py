@@ -15,6 +15,8 @@ WHITE_SPACE: Final = r"( |\n{1,2} {0,32})"
 """Between two tokens of JSON at most this: a model must not write blanks for ever."""
 _LAYOUT: Final = {"whitespace_pattern": WHITE_SPACE, "json_allow_general_unicode_escapes": True}
 _UNSATISFIABLE: Final = "nsatisfiable"
+_NOTHING_LEFT: Final = "NoExtensionBias"
+"""The library's name for a mask without a token."""
 _LONGEST_MESSAGE: Final = 200
 _REGEX_ERROR: Final = re.compile(rf"^error: (.{{1,{_LONGEST_MESSAGE}}})", re.MULTILINE)
 
@@ -47,6 +49,8 @@ def overlap(one: str, other: str) -> bool:
 def cause_of(message: str) -> str:
     """The first line of a complaint; of a regular expression also what is wrong with it, which is
     some lines below."""
+    if _NOTHING_LEFT in message:
+        return "there is a place where no text keeps to it"
     first_line = message.strip().split("\n", 1)[0][:_LONGEST_MESSAGE]
     found = _REGEX_ERROR.search(message)
     return f"{first_line} {found[1]}" if found and first_line.endswith(":") else first_line

@@ -37,6 +37,11 @@ class Matcher:
         """A bound of the library was exceeded; nothing can come any more."""
         return bool(self._matcher.is_error())
 
+    @property
+    def complaint(self) -> str:
+        """What the library says of a failure; empty when there is none."""
+        return str(self._matcher.get_error())
+
     def accepts(self, token_ids: Sequence[int]) -> bool:
         """Whether all of these may come next."""
         return self._matcher.validate_tokens(list(token_ids)) == len(token_ids)

@@ -120,6 +120,22 @@ def all_of(schemas: Iterable[Any]) -> Any:
     return {"allOf": parts}
 
 
+def only(value: Any) -> Any:
+    """The schema of one value."""
+    if isinstance(value, list):
+        size = len(value)
+        items = [only(item) for item in value]
+        return {"type": "array", "prefixItems": items, "minItems": size, "maxItems": size}
+    if isinstance(value, dict):
+        return {
+            "type": "object",
+            "properties": {name: only(item) for name, item in value.items()},
+            "required": list(value),
+            "additionalProperties": False,
+        }
+    return {"enum": [value]}
+
+
 def _both(one: Case, other: Case) -> Case:
     merged = {**one, **other}
     for key in one.keys() & other.keys():

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ninfer.contract.chat import Constraint
+from ninfer.contract.chat import Constraint, ConstraintKind
 from ninfer.contract.errors import RequestError
 from ninfer.frontend.constraints import compiler as compiler_module
 from ninfer.frontend.constraints.compiler import GrammarCompiler, GrammarSource
@@ -144,3 +144,27 @@ async def test_long_chains_of_references_do_not_end_the_process(inner: str) -> N
         GrammarSource((text,), "field", lambda: build_grammar(constraint))
     )
     assert start.accepts(vocabulary().encode("{"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "code", "cause"),
+    [
+        ("regex", ".*" * 200, "schema_too_complex", "too many"),
+        ("lark", 'start: "x" T\nT: /a/ & /b/', "invalid_grammar", "no text keeps to it"),
+        ("gbnf", "root ::= root", "invalid_grammar", "no text keeps to it"),
+        (
+            "json_schema",
+            '{"type": "number", "exclusiveMinimum": 0, "maximum": 1e-60}',
+            "invalid_json_schema",
+            "no text keeps to it",
+        ),
+    ],
+)
+async def test_what_fails_behind_the_beginning_is_found_at_once(
+    kind: ConstraintKind, text: str, code: str, cause: str
+) -> None:
+    wanted, compiler = Constraint(kind, text, "field"), GrammarCompiler(vocabulary())
+    for _ in range(2):
+        with pytest.raises(RequestError, match=cause) as caught:
+            await compiler.compile(GrammarSource((text,), "field", lambda: build_grammar(wanted)))
+        assert (caught.value.code, caught.value.param) == (code, "field")

@@ -22,7 +22,7 @@ from ninfer.frontend.constraints.json_numbers import (
     listed_multiples,
     numbers,
 )
-from tests.helpers.grammar_rig import accepts, matcher, schema_matcher, walk
+from tests.helpers.grammar_rig import PARAM, accepts, matcher, refusal, schema_matcher, walk
 
 INTEGERS = st.integers(-(10**20), 10**20) | st.integers(-1200, 1200)
 BOUNDS = st.integers(-300, 300) | st.floats(-50, 50).map(lambda value: round(value, 2))
@@ -166,6 +166,8 @@ def test_escaped_surrogates_come_in_pairs(code: int, is_upper: bool) -> None:
         {"type": "integer", "multipleOf": 60, "minimum": 0, "maximum": 100_000},
         {"type": "number", "multipleOf": 0.5},
         {"type": "number", "multipleOf": 0.25, "minimum": 1, "maximum": 9},
+        {"type": "integer", "multipleOf": 4999},
+        {"type": "integer", "multipleOf": 100_000, "minimum": -5},
     ],
 )
 def test_multiples_are_found_from_every_beginning(schema: Any) -> None:
@@ -174,6 +176,13 @@ def test_multiples_are_found_from_every_beginning(schema: Any) -> None:
         answer = walk(start, random.Random(seed), limit=60)
         assert answer.is_whole
         assert float(answer.text) % schema["multipleOf"] == 0
+
+
+@pytest.mark.parametrize("step", [99_991, 999.9, 250_000])
+def test_multiples_with_too_many_remainders_are_refused(step: float) -> None:
+    schema = {"properties": {"n": {"multipleOf": step}}}
+    place = f"{PARAM}.properties.n.multipleOf"
+    assert refusal("json_schema", schema) == ("invalid_json_schema", place)
 
 
 def test_few_multiples_are_listed() -> None:

@@ -298,6 +298,7 @@ def test_what_cannot_be_enforced_is_refused_when_strict(schema: Any, place: str)
         ({"not": {"multipleOf": "a"}}, ".not.multipleOf"),
         ({"not": {"required": 5}}, ".not.required"),
         ({"type": "strin"}, ".type"),
+        ({"items": {"pattern": "^a*$", "minLength": 100_000}}, ".items.minLength"),
         ({"additionalProperties": []}, ".additionalProperties"),
         ({"additionalProperties": ["x", 5]}, ".additionalProperties"),
         ({"properties": {"a": {"not": 5}}}, ".properties.a.not"),
