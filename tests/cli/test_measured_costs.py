@@ -41,12 +41,11 @@ async def answer(spec: str) -> list[int]:
     async with running_engine(model, options(spec)) as engine:
         params = GenerationParams(temperature=0.0, max_tokens=20, ignore_eos=True)
         request = model.frontend.build_request("r", PROMPT, params, now=engine.now())
-        seen = await read(engine.submit(request))
-        assert (engine.metrics.drafts.drafted_total > 0) == (spec == "mtp")
-        return seen.token_ids
+        return (await read(engine.submit(request))).token_ids
 
 
 async def test_an_engine_with_measured_costs_says_the_same() -> None:
+    """Whether anything is drafted is up to what this machine measures."""
     assert await answer("mtp") == await answer("none")
 
 
