@@ -77,11 +77,13 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A function the model may call. `parameters` is its JSON Schema, None when it takes none."""
+    """A function the model may call. `parameters` is its JSON Schema, None when it takes none;
+    `path` is where it stands in the request, for errors."""
 
     name: str
     parameters: Mapping[str, Any] | None = None
     is_strict: bool = False
+    path: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

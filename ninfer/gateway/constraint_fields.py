@@ -11,6 +11,7 @@ are errors. Schemas are checked where they are compiled.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
@@ -29,12 +30,27 @@ from ninfer.gateway.fields import (
 FORMATS: Final = ("text", "json_object", "json_schema")
 _GBNF_SIGN: Final = "::="
 
+_ANY_WHITE_SPACE: Final = frozenset(
+    {
+        r"\s*",
+        *(
+            f"[{''.join(order)}]*"
+            for size in (2, 3, 4)
+            for order in itertools.permutations((" ", r"\n", r"\t", r"\r"), size)
+            if {" ", r"\n"} <= {*order}
+        ),
+    }
+)
+"""Patterns that what JSON is laid out with keeps to."""
+
 Reader: TypeAlias = Callable[[Fields, str], Constraint | None]
 
 
 def parse_constraint(fields: Fields) -> Constraint | None:
     """None for any text. Raises RequestError naming the field."""
-    return _only(fields, _READERS)
+    constraint = _only(fields, _READERS)
+    _check_layout(fields, "guided_whitespace_pattern", constraint)
+    return constraint
 
 
 def _only(fields: Fields, readers: Mapping[str, Reader]) -> Constraint | None:
@@ -69,7 +85,8 @@ def _named_schema(form: Fields) -> Constraint:
         inner = form
     if inner is None:
         raise missing(form.path_of("json_schema"))
-    inner.string("name")
+    for key in ("name", "description"):
+        inner.string(key)
     constraint = _schema_of(inner)
     if constraint is None:
         raise missing(inner.path_of("schema"))
@@ -144,7 +161,29 @@ def _structured_outputs(fields: Fields, name: str) -> Constraint | None:
         return None
     if inner.has("structural_tag"):
         raise unsupported_value(inner.path_of("structural_tag"), "use tools instead")
-    return _only(inner, _STRUCTURED)
+    if inner.first_of(tuple(_STRUCTURED)) is None:
+        raise invalid_value(inner.path, f"must have one of {', '.join(_STRUCTURED)}")
+    constraint = _only(inner, _STRUCTURED)
+    _check_layout(inner, "whitespace_pattern", constraint)
+    for key in ("disable_any_whitespace", "disable_additional_properties"):
+        if inner.flag(key) and _is_json(constraint):
+            raise unsupported_value(
+                inner.path_of(key), "white space and other members are as JSON and the schema say"
+            )
+    return constraint
+
+
+def _check_layout(fields: Fields, name: str, constraint: Constraint | None) -> None:
+    """White space of JSON is bounded; a pattern that allows any has ours among it."""
+    pattern = fields.string(name)
+    if pattern is None or not _is_json(constraint):
+        return
+    if pattern not in _ANY_WHITE_SPACE:
+        raise unsupported_value(fields.path_of(name), "white space cannot be laid out otherwise")
+
+
+def _is_json(constraint: Constraint | None) -> bool:
+    return constraint is not None and constraint.kind in ("json_object", "json_schema")
 
 
 _STRUCTURED: Final[Mapping[str, Reader]] = {

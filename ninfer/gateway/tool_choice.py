@@ -85,6 +85,8 @@ def _allowed(choice: Fields, find: Finder) -> ToolChoice:
     """Hosted tools among the allowed ones are skipped as they are in `tools`."""
     inner = choice.child("allowed_tools") or choice
     mode = inner.choice("mode", _MODES) or "auto"
+    if not inner.has("tools"):
+        raise missing(inner.path_of("tools"))
     allowed = [name for entry in inner.children("tools") for name in find(entry) or ()]
     if allowed:
         return ToolChoice(

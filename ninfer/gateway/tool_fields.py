@@ -101,6 +101,7 @@ def _function(function: Fields) -> FunctionTool:
         tool_name(function),
         None if parameters is None else parameters.values,
         function.flag("strict"),
+        function.path_of("parameters"),
     )
     return FunctionTool(spec, function.string("description"))
 

@@ -72,6 +72,19 @@ def schema(param: str, *, is_strict: bool = False) -> Constraint:
             Constraint("json_object", "", "structured_outputs.json_object"),
         ),
         ({"structured_outputs": {"json_object": False, "disable_any_whitespace": True}}, None),
+        (
+            {"structured_outputs": {"regex": "a+", "disable_any_whitespace": True}},
+            Constraint("regex", "a+", "structured_outputs.regex"),
+        ),
+        (
+            {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": "[\\n\\t ]*"}},
+            schema("structured_outputs.json"),
+        ),
+        (
+            {"guided_json": SCHEMA, "guided_whitespace_pattern": "\\s*"},
+            schema("guided_json"),
+        ),
+        ({"guided_whitespace_pattern": ""}, None),
     ],
 )
 def test_spellings(fields: dict[str, Any], expected: Constraint | None) -> None:
@@ -114,6 +127,40 @@ def test_spellings(fields: dict[str, Any], expected: Constraint | None) -> None:
             {"structured_outputs": {"json": SCHEMA, "regex": "a"}},
             "invalid_value",
             "structured_outputs.regex",
+        ),
+        ({"structured_outputs": {}}, "invalid_value", "structured_outputs"),
+        ({"structured_outputs": {"josn": {}}}, "invalid_value", "structured_outputs"),
+        ({"structured_outputs": {"json": None}}, "invalid_value", "structured_outputs"),
+        (
+            {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": ""}},
+            "unsupported_value",
+            "structured_outputs.whitespace_pattern",
+        ),
+        (
+            {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}},
+            "unsupported_value",
+            "structured_outputs.disable_any_whitespace",
+        ),
+        (
+            {"structured_outputs": {"json": SCHEMA, "disable_additional_properties": True}},
+            "unsupported_value",
+            "structured_outputs.disable_additional_properties",
+        ),
+        (
+            {"guided_json": SCHEMA, "guided_whitespace_pattern": " ?"},
+            "unsupported_value",
+            "guided_whitespace_pattern",
+        ),
+        ({"guided_whitespace_pattern": 5}, "invalid_type", "guided_whitespace_pattern"),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"schema": SCHEMA, "description": 5},
+                }
+            },
+            "invalid_type",
+            "response_format.json_schema.description",
         ),
         (
             {"structured_outputs": {"structural_tag": "{}"}},

@@ -45,6 +45,8 @@ def test_shapes_become_one() -> None:
     assert parsed.rules == ToolRules(
         tools=(ToolSpec("f", parameters, True), ToolSpec("flat"), ToolSpec("patch", FREE_FORM))
     )
+    paths = [spec.path for spec in parsed.rules.tools]
+    assert paths == ["tools[0].function.parameters", "tools[1].parameters", None]
 
 
 def test_legacy_functions_are_tools() -> None:
@@ -166,6 +168,19 @@ def test_grammar_of_a_custom_tool_is_told_and_cannot_be_demanded() -> None:
             },
             "invalid_value",
             "tool_choice.tools[1].function.name",
+        ),
+        (
+            {"tools": [tool("f")], "tool_choice": {"type": "allowed_tools"}},
+            "missing_required_parameter",
+            "tool_choice.tools",
+        ),
+        (
+            {
+                "tools": [tool("f")],
+                "tool_choice": {"type": "allowed_tools", "allowed_tools": {"a": 1}},
+            },
+            "missing_required_parameter",
+            "tool_choice.allowed_tools.tools",
         ),
         (
             {"tools": [tool("f")], "parallel_tool_calls": "no"},

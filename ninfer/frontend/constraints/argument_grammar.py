@@ -71,7 +71,7 @@ class ArgumentGrammar:
         if self._tool.is_strict:
             for key in ("patternProperties", "enum"):
                 if key in case:
-                    raise invalid(path_of(self._path, key), "cannot be enforced for parameters")
+                    raise invalid(self._place(key), "cannot be enforced for parameters")
         required = list(case.get("required", ()))
         properties = dict(case.get("properties", {}))
         for name in required:
@@ -85,6 +85,12 @@ class ArgumentGrammar:
             elif name in required:
                 return None
         return self._sequence(parts, case)
+
+    def _place(self, key: str) -> str:
+        """Of a keyword as the client wrote it: patterns of names may have been `propertyNames`."""
+        given = self._tool.parameters or {}
+        is_rewritten = key == "patternProperties" and key not in given
+        return path_of(self._path, "propertyNames" if is_rewritten else key)
 
     def _value(self, name: str, schema: Any) -> str | None:
         place = path_of(path_of(self._path, "properties"), name)

@@ -70,7 +70,8 @@ class CallGrammars:
         return rules.rule(f"{head} {_ANY_TEXT} {self._literal(CALL_CLOSE)}")
 
     def _body(self, rules: RuleSet, tool: ToolSpec, param: str) -> str:
-        prepared, path = _prepared(tool, param), f"{param}.{tool.name}"
+        path = tool.path or f"{param}.{tool.name}"
+        prepared = _prepared(tool, path)
         if isinstance(self._form, JsonCallFormat):
             arguments = _json_arguments(rules, tool, prepared, path)
         else:
@@ -90,9 +91,7 @@ class CallGrammars:
         )
 
 
-def _json_arguments(
-    rules: RuleSet, tool: ToolSpec, prepared: Mapping[str, Any], path: str
-) -> str:
+def _json_arguments(rules: RuleSet, tool: ToolSpec, prepared: Mapping[str, Any], path: str) -> str:
     """Raises RequestError when none can be enforced."""
     try:
         arguments = rules.schema(prepared, prepared)
@@ -103,11 +102,10 @@ def _json_arguments(
     return arguments
 
 
-def _prepared(tool: ToolSpec, param: str) -> Mapping[str, Any]:
+def _prepared(tool: ToolSpec, path: str) -> Mapping[str, Any]:
     """Raises RequestError, also when no object is allowed."""
     if tool.parameters is None:
         return _NO_ARGUMENTS
-    path = f"{param}.{tool.name}"
     prepared = prepare_schema(json.dumps(tool.parameters), path, is_strict=tool.is_strict)
     kinds = prepared.get("type", "object")
     if "object" not in ([kinds] if isinstance(kinds, str) else kinds):

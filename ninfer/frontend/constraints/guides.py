@@ -187,4 +187,4 @@ def _usable_tools(tools: ToolRules | None) -> tuple[ToolSpec, ...]:
 
 
 def _tools_key(tools: tuple[ToolSpec, ...]) -> str:
-    return json.dumps([[tool.name, tool.parameters, tool.is_strict] for tool in tools])
+    return json.dumps([[tool.name, tool.parameters, tool.is_strict, tool.path] for tool in tools])

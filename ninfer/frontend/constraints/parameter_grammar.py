@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ninfer.frontend.constraints.json_numbers import NUMBER
+from ninfer.frontend.constraints.json_strings import string_schema
+from ninfer.frontend.constraints.library_schema import library_values
 from ninfer.frontend.constraints.rule_set import RuleSet
 from ninfer.frontend.constraints.schema_cases import (
     ALL_TYPES,
@@ -124,7 +126,7 @@ class ParameterGrammar:
             if "enum" in case:
                 others += map(quoted, _texts(case, kinds))
                 continue
-            if "string" in kinds:
+            if "string" in kinds and _has_strings(case):
                 patterns = [slashed(pattern) for pattern in string_patterns(case)]
                 strings.append(" & ".join(f"({text})" for text in patterns) or "/(?s:.*)/")
             held = [kind for kind in kinds if kind in _STRUCTURED]
@@ -177,6 +179,14 @@ def _texts(case: Case, kinds: list[str]) -> list[str]:
         elif _has_length(case, value):
             texts.append(value)
     return texts
+
+
+def _has_strings(case: Case) -> bool:
+    """Whether anything keeps to its patterns and lengths together, as far as there is telling."""
+    try:
+        return library_values(string_schema(case)) is not None
+    except Unenforceable:
+        return True
 
 
 def _has_length(case: Case, text: str) -> bool:

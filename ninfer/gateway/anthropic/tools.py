@@ -81,6 +81,7 @@ def _spec(entry: Fields) -> ToolSpec:
         name=tool_name(entry),
         parameters=None if schema is None else schema.values,
         is_strict=entry.flag("strict"),
+        path=entry.path_of("input_schema"),
     )
 
 

@@ -188,7 +188,10 @@ def test_names_that_cannot_be_written_are_refused(name: str, *, is_strict: bool)
     [
         ({"type": "array"}, "tools.f.type"),
         (closed(k={"type": "string", "pattern": "a^b"}), "tools.f.properties.k"),
-        (closed(k={"type": "string", "minLength": 3, "maxLength": 2}), PARAM),
+        (closed(k={"type": "string", "minLength": 3, "maxLength": 2}), "tools.f"),
+        (closed(k={"type": "string", "minLength": 1, "pattern": "^$"}), "tools.f"),
+        (closed(k={"type": "object", "minProperties": 2}), "tools.f.properties.k.minProperties"),
+        ({"type": "object", "propertyNames": {"maxLength": 3}}, "tools.f.propertyNames"),
         (closed(k={"type": "string", "pattern": "(?=a)b"}), PARAM),
         (closed(k={"type": "string", "pattern": "[" * 30_000}), PARAM),
         (closed(k={"type": ["string", "integer"], "minimum": 5}), "tools.f.properties.k"),
@@ -205,6 +208,18 @@ def test_what_cannot_be_enforced_is_refused(schema: Any, place: str) -> None:
     with pytest.raises(RequestError) as caught:
         start_of(schema)
     assert (caught.value.code, caught.value.param) == ("invalid_json_schema", place)
+
+
+@pytest.mark.parametrize("form", [XML, JsonCallFormat()], ids=["xml", "json"])
+def test_places_are_those_of_the_request(form: CallFormat) -> None:
+    path, schema = (
+        "tools[0].function.parameters",
+        closed(k={"type": "integer", "not": {"enum": [1]}}),
+    )
+    tool = ToolSpec("f", schema, is_strict=True, path=path)
+    with pytest.raises(RequestError) as caught:
+        CallGrammars(form, vocabulary()).calls([tool], "tools", several=False)
+    assert caught.value.param == f"{path}.properties.k.not"
 
 
 def test_other_tools_are_held_to_what_can_be() -> None:
