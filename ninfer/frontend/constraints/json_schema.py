@@ -26,6 +26,7 @@ from ninfer.frontend.constraints.schema_walk import (
     resolve,
     rewritten,
 )
+from ninfer.frontend.constraints.unenforceable import Unenforceable
 from ninfer.frontend.control_text import strings_of
 from ninfer.frontend.tokenizer import replace_surrogates
 
@@ -229,10 +230,11 @@ def _one_of(schema: dict[str, Any], path: str, root: Any, is_strict: bool) -> di
     """`oneOf` as `anyOf`, and where they differ and cannot be told apart, only if not strict."""
     if "oneOf" not in schema:
         return schema
-    branches = exclusive(schema, root)
-    if branches is None:
+    try:
+        branches = exclusive(schema, root)
+    except Unenforceable as error:
         if is_strict:
-            raise invalid(path_of(path, "oneOf"), "has schemas that may hold for one value")
+            raise invalid(path_of(path, "oneOf"), str(error)) from None
         branches = schema["oneOf"]
     rest = {key: value for key, value in schema.items() if key != "oneOf"}
     union = {"anyOf": branches}

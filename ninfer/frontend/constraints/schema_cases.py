@@ -19,7 +19,7 @@ Case: TypeAlias = dict[str, Any]
 
 ALL_TYPES: Final = ("string", "integer", "number", "boolean", "null", "array", "object")
 _MAX_CASES: Final = 64
-_MAX_SCHEMAS: Final = 1_000
+_MAX_SCHEMAS: Final = 4_000
 """Looked at for one schema."""
 _MAX_REFERENCES: Final = 64
 """One behind another."""
@@ -91,7 +91,7 @@ def _own(schema: Mapping[str, Any]) -> Case:
 
 
 def _all_of(left: list[Case], right: list[Case]) -> list[Case]:
-    if len(left) * len(right) > _MAX_CASES:
+    if len(left) * len(right) > _MAX_CASES and min(len(left), len(right)) > 1:
         raise Unenforceable("combines too many schemas")
     return [_both(one, other) for one in left for other in right]
 

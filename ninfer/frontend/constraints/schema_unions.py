@@ -11,6 +11,7 @@ A value that is excluded this way may have been valid; whatever is left is.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -19,22 +20,24 @@ from ninfer.frontend.constraints.schema_cases import KEYWORDS, all_of
 from ninfer.frontend.constraints.schema_complement import denied, followed
 from ninfer.frontend.constraints.unenforceable import Unenforceable
 
-_MAX_PAIRS: Final = 200
-"""That are looked into; with more branches they must have a member with other values each."""
+_MAX_BRANCHES: Final = 20
+"""That are compared in pairs; more of them must have a member with other values each."""
 _MAX_NAMES: Final = 8
 """Members that are tried."""
 
 
-def exclusive(schema: Mapping[str, Any], root: Any) -> list[Any] | None:
-    """The schemas of its `oneOf`, changed as far as needed so that they exclude each other; None
-    when there is no telling."""
+def exclusive(schema: Mapping[str, Any], root: Any) -> list[Any]:
+    """The schemas of its `oneOf`, changed as far as needed so that they exclude each other. Raises
+    Unenforceable when there is no telling."""
     others = {key: value for key, value in schema.items() if key in KEYWORDS and key != "oneOf"}
     branches = list(schema["oneOf"])
     tagged = _tagged(branches, root)
     if tagged is not None:
         return tagged
-    if len(branches) * (len(branches) - 1) // 2 > _MAX_PAIRS:
-        return None
+    if len(branches) > _MAX_BRANCHES:
+        raise Unenforceable(
+            f"has more than {_MAX_BRANCHES} schemas and no member with other values in each"
+        )
     overlaps = list(_overlaps(branches, others, root))
     if not overlaps:
         return branches
@@ -42,12 +45,16 @@ def exclusive(schema: Mapping[str, Any], root: Any) -> list[Any] | None:
         telling = _requiring(branches, name)
         if next(_overlaps(telling, others, root), None) is None:
             return telling
-    return _each_alone(branches, overlaps, root)
+    alone = _each_alone(branches, overlaps, root)
+    if alone is None:
+        raise Unenforceable("has schemas that may hold for one value")
+    return alone
 
 
 def _tagged(branches: Sequence[Any], root: Any) -> list[Any] | None:
-    """Objects, each with another value of one member, which is required then."""
-    if any(_type(branch, root) != "object" for branch in branches):
+    """Objects, each with other values of one member, which is required then. What is no object
+    would keep to all that do not speak of types."""
+    if any(_type(branch, root) not in ("object", None) for branch in branches):
         return None
     for name in _shared_names(branches, root):
         seen: set[str] = set()
@@ -57,7 +64,8 @@ def _tagged(branches: Sequence[Any], root: Any) -> list[Any] | None:
                 break
             seen |= values
         else:
-            return _requiring(branches, name)
+            objects = [all_of([branch, {"type": "object"}]) for branch in branches]
+            return _requiring(objects, name)
     return None
 
 
@@ -67,12 +75,20 @@ def _type(branch: Any, root: Any) -> Any:
 
 
 def _values(schema: Any, root: Any) -> set[str]:
-    """The strings that are all that a schema lists."""
+    """The scalars that are all that a schema lists, as texts; none where it lists others."""
     schema = followed(schema, root)
     if not isinstance(schema, dict):
         return set()
     values = [schema["const"]] if "const" in schema else schema.get("enum", [])
-    return set(values) if all(isinstance(value, str) for value in values) else set()
+    if any(isinstance(value, list | dict) for value in values):
+        return set()
+    return {_spelling(value) for value in values}
+
+
+def _spelling(value: Any) -> str:
+    """One for 1 and 1.0, which are the same number."""
+    is_whole = isinstance(value, float) and value.is_integer()
+    return json.dumps(int(value) if is_whole else value)
 
 
 def _requiring(branches: Sequence[Any], name: str) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -299,9 +300,39 @@ def test_many_kinds_are_told_by_their_names_at_once() -> None:
     assert not accepts(start, '{"p3":"aa"}')
 
 
+@pytest.mark.parametrize("base", [{}, {"type": "object"}])
+@pytest.mark.parametrize("convert", [str, int])
+def test_hundreds_of_kinds_with_or_without_types(base: Any, convert: Any) -> None:
+    branches = [
+        {
+            **base,
+            "properties": {"t": {"const": convert(index)}, "v": {"type": "boolean"}},
+            "required": ["t", "v"],
+            "additionalProperties": False,
+        }
+        for index in range(200)
+    ]
+    tag = json.dumps(convert(199))
+    for outer in ({}, {"type": "object"}):
+        check(
+            {"oneOf": branches, **outer},
+            [f'{{"t":{tag},"v":true}}'],
+            [f'{{"t":{tag}}}', "5", '{"t":200,"v":true}'],
+        )
+
+
+def test_one_number_in_two_spellings_tells_nothing_apart() -> None:
+    branches = [{"type": "object", "properties": {"t": {"const": tag}}} for tag in (1, 1.0)]
+    assert refusal("json_schema", {"oneOf": branches}) == ("invalid_json_schema", f"{PARAM}.oneOf")
+    truth = [{"type": "object", "properties": {"t": {"const": tag}}} for tag in (1, True)]
+    check({"oneOf": truth}, ['{"t":1}', '{"t":true}'], ["{}"])
+
+
 def test_too_many_that_are_not_are_refused_without_a_search() -> None:
     untold = [{"type": "object", "properties": {f"p{i}": {"pattern": "a"}}} for i in range(60)]
-    assert refusal("json_schema", {"oneOf": untold}) == ("invalid_json_schema", f"{PARAM}.oneOf")
+    with pytest.raises(RequestError, match="more than 20 schemas and no member") as caught:
+        schema_matcher({"oneOf": untold})
+    assert (caught.value.code, caught.value.param) == ("invalid_json_schema", f"{PARAM}.oneOf")
 
 
 @pytest.mark.parametrize(("num_tools", "num_members"), [(24, 60), (160, 6)])
