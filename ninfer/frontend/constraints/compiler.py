@@ -70,9 +70,9 @@ class GrammarCompiler:
     def __init__(self, vocabulary: GrammarVocabulary) -> None:
         self.vocabulary = vocabulary
         self._threads = ThreadPoolExecutor(MAX_BUILDS_AT_ONCE, thread_name_prefix="grammar")
-        self._kept: OrderedDict[tuple[str, ...], LLMatcher] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, ...], Matcher] = OrderedDict()
         self._kept_bytes = 0
-        self._building: dict[tuple[str, ...], asyncio.Task[LLMatcher]] = {}
+        self._building: dict[tuple[str, ...], asyncio.Task[Matcher]] = {}
         self.num_builds = 0
 
     async def compile(self, source: GrammarSource) -> Matcher:
@@ -80,13 +80,16 @@ class GrammarCompiler:
         `schema_too_complex` when it takes too long or too much, `invalid_grammar` and
         `invalid_json_schema` for what the library does not understand."""
         kept = self._kept.get(source.key)
+        if kept is not None and kept.is_failed:
+            self._drop(source.key)
+            kept = None
         if kept is None:
             kept = await self._wait_for(self._build_of(source), source)
         else:
             self._kept.move_to_end(source.key)
-        return Matcher(kept.deep_copy(), self.vocabulary.vocab_size)
+        return kept.copy()
 
-    def _build_of(self, source: GrammarSource) -> asyncio.Task[LLMatcher]:
+    def _build_of(self, source: GrammarSource) -> asyncio.Task[Matcher]:
         task = self._building.get(source.key)
         if task is None or task.get_loop() is not asyncio.get_running_loop():
             task = asyncio.create_task(self._build(source), name="grammar-build")
@@ -94,7 +97,7 @@ class GrammarCompiler:
             task.add_done_callback(lambda done: self._forget(source.key, done))
         return task
 
-    async def _build(self, source: GrammarSource) -> LLMatcher:
+    async def _build(self, source: GrammarSource) -> Matcher:
         loop = asyncio.get_running_loop()
         self.num_builds += 1
         # A pool starts its threads when it is given work; they keep the stack they start with.
@@ -107,7 +110,7 @@ class GrammarCompiler:
         self._keep(source, built)
         return built
 
-    async def _wait_for(self, task: asyncio.Task[LLMatcher], source: GrammarSource) -> LLMatcher:
+    async def _wait_for(self, task: asyncio.Task[Matcher], source: GrammarSource) -> Matcher:
         done, _ = await asyncio.wait((task,), timeout=LONGEST_BUILD_S)
         if not done:
             raise RequestError(
@@ -117,7 +120,7 @@ class GrammarCompiler:
             )
         return task.result()
 
-    def _built(self, source: GrammarSource) -> LLMatcher:
+    def _built(self, source: GrammarSource) -> Matcher:
         """In a thread; the library lets others run meanwhile."""
         grammar = source.build()
         matcher = LLMatcher(
@@ -128,30 +131,33 @@ class GrammarCompiler:
         )
         if matcher.is_error():
             raise grammar.error(source.param, matcher.get_error())
-        self._check_start(grammar, matcher, source.param)
-        return matcher
-
-    def _check_start(self, grammar: Grammar, matcher: LLMatcher, param: str) -> None:
-        """Some answer begins. The first mask takes longest; copies know what it found out."""
         start = Matcher(matcher, self.vocabulary.vocab_size)
+        self._check_start(grammar, start, source.param)
+        return start
+
+    def _check_start(self, grammar: Grammar, start: Matcher, param: str) -> None:
+        """Some answer begins. The first mask takes longest; copies know what it found out."""
         words: NDArray[np.uint32] = np.zeros(-(-self.vocabulary.vocab_size // 32), np.uint32)
         start.fill(words)
         if start.is_failed:
-            raise grammar.error(param, matcher.get_error())
+            raise grammar.error(param, start.complaint)
         if not words.any() and not start.is_accepting:
             raise grammar.error(param, "no token can begin an answer")
         fault = fault_of(start, self.vocabulary.vocab_size)
         if fault is not None:
             raise grammar.error(param, fault)
 
-    def _keep(self, source: GrammarSource, built: LLMatcher) -> None:
+    def _keep(self, source: GrammarSource, built: Matcher) -> None:
         self._kept[source.key] = built
         self._kept_bytes += _size(source.key)
         while self._kept_bytes > KEPT_BYTES and len(self._kept) > 1:
-            key, _ = self._kept.popitem(last=False)
-            self._kept_bytes -= _size(key)
+            self._drop(next(iter(self._kept)))
 
-    def _forget(self, key: tuple[str, ...], task: asyncio.Task[LLMatcher]) -> None:
+    def _drop(self, key: tuple[str, ...]) -> None:
+        del self._kept[key]
+        self._kept_bytes -= _size(key)
+
+    def _forget(self, key: tuple[str, ...], task: asyncio.Task[Matcher]) -> None:
         if self._building.get(key) is task:
             del self._building[key]
         if not task.cancelled():

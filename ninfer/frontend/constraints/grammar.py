@@ -30,6 +30,8 @@ from ninfer.frontend.constraints.vocabulary import quoted
 
 MAX_COLONS: Final = 4_000
 _TOO_LARGE: Final = re.compile(r"too (?:big|large|complex|many)|limit|fuel|exceed", re.IGNORECASE)
+_LITERAL: Final = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|(?://|#).*')
+_ATTRIBUTE: Final = re.compile(r"\[[^\[\]]*?\b(max_tokens|stop)\s*=")
 _TOO_MANY_SYMBOLS: Final = "symbols.len()"
 
 
@@ -81,6 +83,7 @@ def build_grammar(constraint: Constraint) -> Grammar:
                 raise invalid_grammar(param, f"is no GBNF grammar: {error}") from None
         case "lark":
             _check_num_rules(text, param)
+            _check_attributes(text, param)
             return lark_grammar(text)
 
 
@@ -88,6 +91,15 @@ def _check_num_rules(text: str, param: str) -> None:
     """Every rule, and every member of a schema in a Lark grammar, has a colon."""
     if text.count(":") > MAX_COLONS:
         raise too_complex(param, f"has more than {MAX_COLONS} colons, so too many rules")
+
+
+def _check_attributes(text: str, param: str) -> None:
+    """A text is looked at before it is accepted, and the library has no way back over some."""
+    found = _ATTRIBUTE.search(_LITERAL.sub("", text))
+    if found is not None:
+        raise invalid_grammar(
+            param, f"has the attribute '{found[1]}', which is not supported; 'suffix' is"
+        )
 
 
 def lark_grammar(text: str) -> Grammar:

@@ -159,8 +159,7 @@ class Guide:
         return ()
 
     def failure(self) -> NInferError:
-        matcher = self._matcher
-        if matcher is not None and matcher.is_failed:
+        if self.has_failed():
             return RequestError(
                 "schema_too_complex",
                 "the grammar became too complex for what was generated",
@@ -171,6 +170,10 @@ class Guide:
             "no token can follow: the grammar, stop tokens and biases of the request exclude all",
             self._rules.param,
         )
+
+    def has_failed(self) -> bool:
+        """Whether the grammar has exceeded a bound of the library, so that nothing may come."""
+        return self._matcher is not None and self._matcher.fails()
 
     def stays_free_after(self, token_id: int) -> bool:
         """Whether the token behind `token_id` is surely not restricted."""
@@ -196,10 +199,12 @@ class Guide:
                 return self._after_bound(state, token_id)
 
     def commit(self, state: GuideState) -> None:
-        """Adopt a successor of the present state."""
+        """Adopt a successor of the present state. Raises NInferError when the grammar fails."""
         if state.restarts and self._fresh is not None:
             self._matcher = self._fresh.copy()
         if self._matcher is not None and not self._matcher.consume(state.fed):
+            if self.has_failed():
+                raise self.failure()
             raise InvariantError("the grammar does not take the committed tokens")
         self._state = state._replace(fed=(), restarts=False)
 

@@ -55,7 +55,7 @@ class GuidedSession:
             taken = tokens[:count]
             preview = self._inner.preview(taken, limit if count == len(tokens) else None)
             thinks = self._inner.thinks_after(preview)
-            guide = self._guide.after(guide, tokens[count - 1].token_id, thinks=thinks)
+            guide = self._after(guide, tokens[count - 1].token_id, thinks=thinks)
             if guide.is_complete and preview.finish is None:
                 preview = self._inner.preview(taken, FinishReason.STOP_TOKEN)
             if preview.finish is not None:
@@ -64,6 +64,14 @@ class GuidedSession:
             raise InvariantError("an output preview needs at least one token")
         state = _State(preview, guide, before)
         return OutputPreview(preview.accepted, preview.finish, preview.deltas, state)
+
+    def _after(self, guide: GuideState, token_id: int, *, thinks: bool) -> GuideState:
+        try:
+            return self._guide.after(guide, token_id, thinks=thinks)
+        except NotAllowed:
+            if self._guide.has_failed():
+                raise self._guide.failure() from None
+            raise
 
     def goes_on_after(self, token: GeneratedToken) -> bool:
         """False wherever the next token may be restricted: it is not known before the commit."""

@@ -7,13 +7,16 @@ import threading
 import time
 from collections.abc import Callable
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from ninfer.contract.chat import Constraint, ConstraintKind
 from ninfer.contract.errors import RequestError
 from ninfer.frontend.constraints import compiler as compiler_module
 from ninfer.frontend.constraints.compiler import GrammarCompiler, GrammarSource
 from ninfer.frontend.constraints.grammar import Grammar, build_grammar, lark_grammar
+from tests.helpers.demo_frontend import DEMO_VOCAB_SIZE
 from tests.helpers.grammar_rig import accepts, vocabulary
 
 
@@ -168,3 +171,56 @@ async def test_what_fails_behind_the_beginning_is_found_at_once(
         with pytest.raises(RequestError, match=cause) as caught:
             await compiler.compile(GrammarSource((text,), "field", lambda: build_grammar(wanted)))
         assert (caught.value.code, caught.value.param) == (code, "field")
+
+
+HEAVY = 'start: T\nT: (/(?s:.{0,400})/ & ~(/(?s:.*)xyz(?s:.*)/)) "q"'
+"""Behind "xy" the library counts to 400 to find out that no "z" may follow, and gives up."""
+
+
+def heavy() -> GrammarSource:
+    return GrammarSource(("heavy",), "field", lambda: lark_grammar(HEAVY))
+
+
+async def test_a_grammar_that_failed_is_built_anew() -> None:
+    compiler = GrammarCompiler(vocabulary())
+    words: NDArray[np.uint32] = np.zeros(DEMO_VOCAB_SIZE // 32, np.uint32)
+    for count in (1, 2):
+        place, mate = await compiler.compile(heavy()), await compiler.compile(heavy())
+        assert compiler.num_builds == count
+        place.fill(words)
+        assert words.any()
+        assert place.consume(vocabulary().encode("axy"))
+        place.fill(words)
+        assert not words.any()
+        assert place.is_failed
+        assert mate.is_failed, "the library's lexer is one for all"
+    assert not (await compiler.compile(heavy())).is_failed
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("regex", "a{100000}"),
+        ("regex", "(ab){40000}c"),
+        ("lark", 'start: "a" start'),
+        ("gbnf", 'root ::= "a" root'),
+        ("lark", 'start: "a" next\nnext: "b" start'),
+        ("lark", 'start: "a" "b" next\nnext: "c" other\nother: "d" next'),
+    ],
+)
+async def test_texts_that_are_forced_too_far_are_refused(kind: ConstraintKind, text: str) -> None:
+    compiler = GrammarCompiler(vocabulary())
+    constraint = Constraint(kind, text, "guided_grammar", True)
+    with pytest.raises(RequestError) as caught:
+        await compiler.compile(
+            GrammarSource((text,), "guided_grammar", lambda: build_grammar(constraint))
+        )
+    assert (caught.value.code, caught.value.param) == ("schema_too_complex", "guided_grammar")
+
+
+@pytest.mark.parametrize("text", ["a{30000}", "(a?){500}a{500}", "x|(ab){10000}", "ab" * 16_000])
+async def test_long_texts_may_be_forced(text: str) -> None:
+    compiler = GrammarCompiler(vocabulary())
+    constraint = Constraint("regex", text, "guided_regex", True)
+    source = GrammarSource((text,), "guided_regex", lambda: build_grammar(constraint))
+    assert not (await compiler.compile(source)).is_failed

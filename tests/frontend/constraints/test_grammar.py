@@ -115,3 +115,21 @@ def test_amounts_are_bounded(kind: ConstraintKind, text: str) -> None:
 def test_what_is_wrong_with_a_regular_expression_is_said(kind: ConstraintKind, text: str) -> None:
     with pytest.raises(RequestError, match="look-around"):
         matcher(kind, text)
+
+
+@pytest.mark.parametrize("attribute", ["max_tokens=3", 'stop="b"', "stop=/b/", "capture,stop=B"])
+def test_attributes_that_are_not_supported_are_refused(attribute: str) -> None:
+    grammar = f'start: t "c"\nt[{attribute}]: /[a-b]*/ "[capture]"\nB: "b"'
+    assert refusal("lark", grammar) == ("invalid_grammar", PARAM)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        ('start: t "c"\nt[suffix="b"]: /[a-z]*/', "xbc"),
+        ('start: "[stop=1]" // [stop=2]', "[stop=1]"),
+        ("start: /[max_tokens=]+/ # [stop=2]", "=stop=max="),
+    ],
+)
+def test_what_only_looks_like_an_attribute_is_text(grammar: str, text: str) -> None:
+    assert accepts(matcher("lark", grammar), text)

@@ -374,6 +374,22 @@ async def test_a_token_outside_the_grammar_is_a_fault() -> None:
         target.session.preview((GeneratedToken(encode("b")[0]),), None)
 
 
+async def test_a_grammar_that_fails_ends_every_answer_of_it_with_the_same_refusal() -> None:
+    """The library's lexer is one for all answers, and only one of them is told."""
+    heavy = constraint("lark", 'start: T\nT: (/(?s:.{0,400})/ & ~(/(?s:.*)xyz(?s:.*)/)) "q"')
+    target, mate = await request(constraint=heavy), await request(constraint=heavy)
+    Feed(target).take(encode("axy"), checks=False)
+    assert allowed(target) == []
+    assert target.mask is not None
+    assert mate.mask is not None
+    with pytest.raises(RequestError) as caught:
+        mate.session.preview((GeneratedToken(encode("b")[0]),), None)
+    for failure in (target.mask.failure(), mate.mask.failure(), caught.value):
+        assert isinstance(failure, RequestError)
+        assert (failure.code, failure.param) == ("schema_too_complex", "response_format")
+    await request(constraint=heavy)
+
+
 async def test_any_grouping_of_tokens_shows_the_same() -> None:
     text = 'So it is.\n</think>\n\n{"a": -12}'
     token_ids = encode(text)
