@@ -128,7 +128,7 @@ def test_attributes_that_are_not_supported_are_refused(attribute: str) -> None:
     [
         ('start: t "c"\nt[suffix="b"]: /[a-z]*/', "xbc"),
         ('start: "[stop=1]" // [stop=2]', "[stop=1]"),
-        ("start: /[max_tokens=]+/ # [stop=2]", "=stop=max="),
+        ("start: /[max_tokens=]+/ # [stop=2]", "=max=tens="),
     ],
 )
 def test_what_only_looks_like_an_attribute_is_text(grammar: str, text: str) -> None:
