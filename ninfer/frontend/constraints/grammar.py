@@ -24,6 +24,7 @@ from ninfer.frontend.constraints.json_schema import (
     prepare_schema,
 )
 from ninfer.frontend.constraints.library_schema import cause_of
+from ninfer.frontend.constraints.schema_ends import has_endless_schema
 from ninfer.frontend.constraints.schema_errors import invalid, too_complex, unenforceable
 from ninfer.frontend.constraints.unenforceable import Unenforceable
 from ninfer.frontend.constraints.vocabulary import quoted
@@ -84,6 +85,8 @@ def build_grammar(constraint: Constraint) -> Grammar:
         case "lark":
             _check_num_rules(text, param)
             _check_attributes(text, param)
+            if has_endless_schema(text):
+                raise invalid_grammar(param, "has a schema that allows no value that ends")
             return lark_grammar(text)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 from ninfer.frontend.constraints.schema_walk import all_schemas, resolve
 
+_EMBEDDED: Final = re.compile(r"%json\s*")
 _MAX_ROUNDS: Final = 64
 """Of the search; what is nested deeper is taken to have an end."""
 
@@ -34,6 +37,20 @@ def ending_references(root: Any) -> set[str]:
 def can_end(root: Any) -> bool:
     """Whether some value of the schema is finite."""
     return _ends(root, ending_references(root))
+
+
+def has_endless_schema(lark: str) -> bool:
+    """Whether a Lark grammar has a schema without a finite value; what cannot be read is left to
+    the grammar library."""
+    decoder = json.JSONDecoder()
+    for mark in _EMBEDDED.finditer(lark):
+        try:
+            schema, _ = decoder.raw_decode(lark, mark.end())
+            if isinstance(schema, dict) and not can_end(schema):
+                return True
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            continue
+    return False
 
 
 def _ends(schema: Any, ending: set[str]) -> bool:
