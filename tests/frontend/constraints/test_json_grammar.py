@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
+import jsonschema
 import pytest
 
 from ninfer.contract.chat import ToolSpec
@@ -19,6 +21,7 @@ from tests.helpers.grammar_rig import (
     refusal,
     schema_matcher,
     vocabulary,
+    walk,
 )
 
 CAT = {"type": "object", "properties": {"kind": {"const": "cat"}, "lives": {"type": "integer"}}}
@@ -184,6 +187,27 @@ def test_members_that_would_need_different_names_are_refused(rules: Any, is_stri
     nested = {"type": "object", "properties": {"m": {"type": "object", **rules}}}
     place = f"{PARAM}.properties.m.minProperties"
     assert refusal("json_schema", nested, is_strict=is_strict) == ("invalid_json_schema", place)
+
+
+@pytest.mark.parametrize("least", [1, 2, 3])
+@pytest.mark.parametrize("most", [3, 4, None])
+def test_what_is_written_has_as_many_different_members(least: int, most: int | None) -> None:
+    digit = {"type": "integer", "minimum": 0, "maximum": 9}
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {"a": digit, "b": digit},
+        "patternProperties": {"^c?$": digit},
+        "additionalProperties": False,
+        "minProperties": least,
+        **({} if most is None else {"maxProperties": most}),
+    }
+    start, num_whole = schema_matcher(schema), 0
+    for seed in range(30):
+        answer = walk(start, random.Random(seed), patience=10, limit=60)
+        if answer.is_whole:
+            num_whole += 1
+            jsonschema.Draft202012Validator(schema).validate(json.loads(answer.text))
+    assert num_whole > 5
 
 
 def test_more_members_than_listed_names_are_no_value() -> None:
