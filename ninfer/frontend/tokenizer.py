@@ -1,8 +1,8 @@
 """The model's tokenizer: text to ids and ids to exact bytes, for byte-level BPE.
 
 Added tokens (`<|im_end|>`, `<think>`, ...) are the model's control marks. `encode` parses them,
-`encode_guarded` only those that the guard character does not break up, `encode_plain` none. Never adds BOS or
-EOS. Immutable and safe to use from several threads.
+`encode_guarded` only those that the guard character does not break up, `encode_plain` none. Never
+adds BOS or EOS. Immutable and safe to use from several threads.
 """
 
 from __future__ import annotations
