@@ -17,6 +17,7 @@ _LAYOUT: Final = {"whitespace_pattern": WHITE_SPACE, "json_allow_general_unicode
 _UNSATISFIABLE: Final = "nsatisfiable"
 _NOTHING_LEFT: Final = "NoExtensionBias"
 """The library's name for a mask without a token."""
+_UNDECIDED: Final = "Unable to determine"
 _LONGEST_MESSAGE: Final = 200
 _REGEX_ERROR: Final = re.compile(rf"^error: (.{{1,{_LONGEST_MESSAGE}}})", re.MULTILINE)
 
@@ -32,12 +33,26 @@ def library_values(schema: Mapping[str, Any]) -> str | None:
         return body
     if _UNSATISFIABLE in complaint:
         return None
-    raise Unenforceable(f"has what the grammar library does not take: {cause_of(complaint)}")
+    raise Unenforceable(
+        f"has what the grammar library does not take: {cause_of(complaint)}",
+        ("pattern", schema["pattern"]) if "pattern" in schema else None,
+    )
 
 
 def matches(pattern: str, name: str) -> bool:
     """Whether a name has a pattern."""
     return library_values({"type": "string", "pattern": pattern, "enum": [name]}) is not None
+
+
+def has_strings(schema: Mapping[str, Any]) -> bool:
+    """Whether anything keeps to the rules for strings together, as far as there is telling. Raises
+    Unenforceable for a wrong pattern."""
+    try:
+        return library_values(schema) is not None
+    except Unenforceable as error:
+        if _UNDECIDED in str(error):
+            return True
+        raise
 
 
 def overlap(one: str, other: str) -> bool:

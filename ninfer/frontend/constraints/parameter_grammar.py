@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ninfer.frontend.constraints.json_numbers import NUMBER
 from ninfer.frontend.constraints.json_strings import string_schema
-from ninfer.frontend.constraints.library_schema import library_values
+from ninfer.frontend.constraints.library_schema import has_strings
 from ninfer.frontend.constraints.rule_set import RuleSet
 from ninfer.frontend.constraints.schema_cases import (
     ALL_TYPES,
@@ -60,6 +60,8 @@ _BEGUN_BY: Final[Mapping[str, str]] = {"array": r"\[", "object": r"\{"}
 """How text begins that may be read as a value of the type."""
 _QUOTE: Final = '"'
 _BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_HELD: Final = ("minProperties", "multipleOf")
+"""Keywords that tools without `strict` are held to as well."""
 _STRUCTURED: Final = ("array", "object")
 
 
@@ -77,14 +79,14 @@ class ParameterGrammar:
 
     def value(self, schema: Any, types: Types) -> str | None:
         """A value and the mark that ends it, for a parameter that is read as one of `types`; None
-        when no value is allowed. Raises Unenforceable for a strict tool; for others strings that
-        cannot be enforced are any text."""
+        when no value is allowed. Raises Unenforceable for a strict tool, and for some
+        keywords; for other tools strings that cannot be enforced are any text."""
         key = json.dumps([schema, None if types is None else sorted(types)])
         if key not in self._known:
             try:
                 self._known[key] = self._value(schema, types)
-            except Unenforceable:
-                if self._is_strict:
+            except Unenforceable as error:
+                if self._is_strict or (error.keyword and error.keyword[0] in _HELD):
                     raise
                 self._known[key] = self._text(["/(?s:.*)/"], _NO_TEXT)
         return self._known[key]
@@ -126,7 +128,7 @@ class ParameterGrammar:
             if "enum" in case:
                 others += map(quoted, _texts(case, kinds))
                 continue
-            if "string" in kinds and _has_strings(case):
+            if "string" in kinds and self._has_strings(case):
                 patterns = [slashed(pattern) for pattern in string_patterns(case)]
                 strings.append(" & ".join(f"({text})" for text in patterns) or "/(?s:.*)/")
             held = [kind for kind in kinds if kind in _STRUCTURED]
@@ -141,6 +143,14 @@ class ParameterGrammar:
             return self._text(["/(?s:.*)/"], _NO_TEXT)
         texts = [self._text(strings, _not_strings(types), others)] if strings or others else []
         return f"({' | '.join([*texts, *structured])})" if texts or structured else None
+
+    def _has_strings(self, case: Case) -> bool:
+        try:
+            return has_strings(string_schema(case))
+        except Unenforceable:
+            if self._is_strict:
+                raise
+            return True
 
     def _scalars(self, case: Case, kinds: list[str]) -> list[str]:
         is_number = "integer" in kinds or "number" in kinds
@@ -179,14 +189,6 @@ def _texts(case: Case, kinds: list[str]) -> list[str]:
         elif _has_length(case, value):
             texts.append(value)
     return texts
-
-
-def _has_strings(case: Case) -> bool:
-    """Whether anything keeps to its patterns and lengths together, as far as there is telling."""
-    try:
-        return library_values(string_schema(case)) is not None
-    except Unenforceable:
-        return True
 
 
 def _has_length(case: Case, text: str) -> bool:

@@ -19,7 +19,7 @@ from ninfer.frontend.constraints.matcher import Matcher
 from ninfer.frontend.tool_calls.call_format import CallFormat, JsonCallFormat, XmlCallFormat
 from tests.helpers.call_output import call_rules, cut_every, run_answer
 from tests.helpers.demo_frontend import DEMO_VOCAB_SIZE
-from tests.helpers.grammar_rig import PARAM, accepts, matcher_of, vocabulary, walk
+from tests.helpers.grammar_rig import accepts, matcher_of, vocabulary, walk
 from tests.helpers.random_schemas import Schema, random_schema
 
 XML = XmlCallFormat()
@@ -187,13 +187,13 @@ def test_names_that_cannot_be_written_are_refused(name: str, *, is_strict: bool)
     ("schema", "place"),
     [
         ({"type": "array"}, "tools.f.type"),
-        (closed(k={"type": "string", "pattern": "a^b"}), "tools.f.properties.k"),
+        (closed(k={"type": "string", "pattern": "a^b"}), "tools.f.properties.k.pattern"),
         (closed(k={"type": "string", "minLength": 3, "maxLength": 2}), "tools.f"),
         (closed(k={"type": "string", "minLength": 1, "pattern": "^$"}), "tools.f"),
         (closed(k={"type": "object", "minProperties": 2}), "tools.f.properties.k.minProperties"),
         ({"type": "object", "propertyNames": {"maxLength": 3}}, "tools.f.propertyNames"),
-        (closed(k={"type": "string", "pattern": "(?=a)b"}), PARAM),
-        (closed(k={"type": "string", "pattern": "[" * 30_000}), PARAM),
+        (closed(k={"type": "string", "pattern": "(?=a)b"}), "tools.f.properties.k.pattern"),
+        (closed(k={"type": "string", "pattern": "[" * 30_000}), "tools.f.properties.k.pattern"),
         (closed(k={"type": ["string", "integer"], "minimum": 5}), "tools.f.properties.k"),
         (closed(k={"enum": [f"x{CLOSE}"]}), "tools.f.properties.k"),
         ({"patternProperties": {"^a": {"type": "integer"}}}, "tools.f.patternProperties"),
@@ -220,6 +220,19 @@ def test_places_are_those_of_the_request(form: CallFormat) -> None:
     with pytest.raises(RequestError) as caught:
         CallGrammars(form, vocabulary()).calls([tool], "tools", several=False)
     assert caught.value.param == f"{path}.properties.k.not"
+
+
+@pytest.mark.parametrize(
+    ("schema", "key"),
+    [
+        ({"type": "object", "minProperties": 2}, "minProperties"),
+        ({"multipleOf": 99_991}, "multipleOf"),
+    ],
+)
+def test_what_has_no_grammar_anywhere_is_refused_for_other_tools_too(schema: Any, key: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        start_of(closed(k={**schema, "type": schema.get("type", "integer")}), is_strict=False)
+    assert caught.value.param == f"tools.f.properties.k.{key}"
 
 
 def test_other_tools_are_held_to_what_can_be() -> None:

@@ -304,7 +304,7 @@ def test_what_cannot_be_enforced_is_refused_when_strict(schema: Any, place: str)
         ({"properties": {"a": {"not": 5}}}, ".properties.a.not"),
         ({"propertyNames": "a"}, ".propertyNames"),
         ({"type": "string", "nullable": "yes"}, ".nullable"),
-        ({"type": "string", "pattern": "(?=a)b"}, ""),
+        ({"type": "string", "pattern": "(?=a)b"}, ".pattern"),
         ({"type": "integer", "minimum": 3, "maximum": 2}, ""),
         ({"type": "object", "required": ["a"], "additionalProperties": False}, ""),
         ({"$ref": "#"}, ""),
