@@ -76,6 +76,13 @@ async def prefill(
             return token
 
 
+async def ready(program: Program, spec: SequenceSpec, *, chunk: int) -> SequenceHandle:
+    """A new sequence whose prompt is computed and whose first token is there."""
+    handle = program.open_sequence(spec)
+    await prefill(program, handle, spec, chunk=chunk)
+    return handle
+
+
 async def move(program: Program, kind: TransferKind, checkpoint: CheckpointId) -> None:
     """A whole transfer of a checkpoint."""
     transfer = program.begin_transfer(kind, checkpoint)

@@ -56,8 +56,7 @@ def expected_of(spec: SequenceSpec, num_tokens: int) -> list[int]:
 
 async def ready(program: ModelProgram, spec: SequenceSpec) -> SequenceHandle:
     """A sequence with its prompt fed and its next step reserved."""
-    handle = program.open_sequence(spec)
-    await prefill(program, handle, spec, chunk=100)
+    handle = await program_driver.ready(program, spec, chunk=CAPACITY.prefill_chunk)
     assert program.reserve_units(handle, 1)
     return handle
 

@@ -52,9 +52,7 @@ def expected_of(spec: SequenceSpec, num_tokens: int) -> list[int]:
 
 
 async def ready(program: ModelProgram, spec: SequenceSpec) -> SequenceHandle:
-    handle = program.open_sequence(spec)
-    await prefill(program, handle, spec, chunk=100)
-    return handle
+    return await program_driver.ready(program, spec, chunk=CAPACITY.prefill_chunk)
 
 
 async def run(
