@@ -2,7 +2,7 @@
 
 fc [C, taps * C]   hidden_norm [C]   norm [C]
 layers.N.input_norm [C]   layers.N.post_norm [C]
-layers.N.attn.qkv_proj = q_proj [H*D, C], k_proj [Hk*D, C], v_proj [Hk*D, C]
+layers.N.attn.q_proj [H*D, C]   layers.N.attn.kv_proj = k_proj [Hk*D, C], v_proj [Hk*D, C]
 layers.N.attn.o_proj [C, H*D]   layers.N.attn.q_norm [D]   layers.N.attn.k_norm [D]
 layers.N.mlp.gate_up   = gate_proj [I, C], up_proj [I, C]      layers.N.mlp.down_proj [C, I]
 DFlash2, W taps, groups of g channels:
@@ -54,12 +54,13 @@ def _layer_objects(config: DflashConfig, prefix: str) -> Iterator[ModelObject]:
     yield single_object(f"{prefix}.input_norm", (hidden,), COMPONENT)
     if config.conv is not None:
         yield from _conv_objects(config.conv, hidden, f"{prefix}.attention_conv")
-    rows = {"q_proj": att.num_heads * att.head_dim, "k_proj": kv_rows, "v_proj": kv_rows}
-    parts = [(f"{prefix}.attn.{name}", count) for name, count in rows.items()]
-    yield fused_object(f"{prefix}.attn.qkv_proj", parts, hidden, COMPONENT)
+    query_rows = att.num_heads * att.head_dim
+    parts = [(f"{prefix}.attn.{name}", kv_rows) for name in ("k_proj", "v_proj")]
+    yield single_object(f"{prefix}.attn.q_proj", (query_rows, hidden), COMPONENT)
+    yield fused_object(f"{prefix}.attn.kv_proj", parts, hidden, COMPONENT)
     yield single_object(f"{prefix}.attn.q_norm", (att.head_dim,), COMPONENT)
     yield single_object(f"{prefix}.attn.k_norm", (att.head_dim,), COMPONENT)
-    yield single_object(f"{prefix}.attn.o_proj", (hidden, rows["q_proj"]), COMPONENT)
+    yield single_object(f"{prefix}.attn.o_proj", (hidden, query_rows), COMPONENT)
     yield single_object(f"{prefix}.post_norm", (hidden,), COMPONENT)
     if config.conv is not None:
         yield from _conv_objects(config.conv, hidden, f"{prefix}.mlp_conv")

@@ -20,7 +20,8 @@ from ninfer.convert.resources import num_token_ids
 from ninfer.models.dflash_config import DflashConfig, target_mismatch
 from ninfer.options import EngineOptions, flag_of
 from ninfer.program.executors.cpu import PASS_TOKENS
-from ninfer.program.executors.cpu_dflash import DflashModel, dflash_shape
+from ninfer.program.executors.cpu_dflash import DflashModel
+from ninfer.program.executors.draft_shape import dflash_shape
 from ninfer.program.memory_costs import FLOAT32_BYTES, CpuCosts, object_bytes
 from ninfer.program.model_fingerprint import model_fingerprint
 

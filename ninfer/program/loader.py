@@ -23,8 +23,8 @@ from ninfer.program.dflash_loading import DflashDraft, open_dflash_draft, with_d
 from ninfer.program.draft_choice import components_of, has_draft_model
 from ninfer.program.executors.cpu import CpuExecutor
 from ninfer.program.executors.cpu_draft import DraftModel
-from ninfer.program.executors.cpu_memory import NO_DRAFT_SHAPE
-from ninfer.program.executors.cpu_mtp import MtpModel, mtp_shape
+from ninfer.program.executors.cpu_mtp import MtpModel
+from ninfer.program.executors.draft_shape import NO_DRAFT_SHAPE, mtp_shape
 from ninfer.program.model_fingerprint import model_fingerprint
 from ninfer.program.planner import plan_memory
 from ninfer.program.program import ModelProgram

@@ -19,12 +19,8 @@ from ninfer.contract.units import Capacity
 from ninfer.ops.gdn_chunked import CHUNK_TOKENS
 from ninfer.ops.paged_attention import KEY_BLOCK_TOKENS
 from ninfer.program.executors.cpu import PASS_TOKENS
-from ninfer.program.executors.cpu_memory import (
-    NO_DRAFT_SHAPE,
-    DraftShape,
-    page_values,
-    slot_values,
-)
+from ninfer.program.executors.cpu_memory import page_values, slot_values
+from ninfer.program.executors.draft_shape import NO_DRAFT_SHAPE, DraftShape
 
 FLOAT32_BYTES: Final = 4
 _CACHE_BYTES: Final = 48 << 20

@@ -63,8 +63,9 @@ def test_parts_of_fused_objects_follow_one_another(tmp_path: Path) -> None:
     read = {
         item.name: array for item, array in open_dflash(write_dflash(tmp_path, spec)).read_float32()
     }
-    attention = [stored[f"layers.1.self_attn.{name}_proj.weight"] for name in "qkv"]
-    np.testing.assert_array_equal(read["layers.1.attn.qkv_proj"], np.concatenate(attention))
+    queries, *keys = (stored[f"layers.1.self_attn.{name}_proj.weight"] for name in "qkv")
+    np.testing.assert_array_equal(read["layers.1.attn.q_proj"], queries)
+    np.testing.assert_array_equal(read["layers.1.attn.kv_proj"], np.concatenate(keys))
     mlp = [stored[f"layers.0.mlp.{name}_proj.weight"] for name in ("gate", "up")]
     np.testing.assert_array_equal(read["layers.0.mlp.gate_up"], np.concatenate(mlp))
     for ours, theirs in (

@@ -17,7 +17,8 @@ from ninfer.program.executors.cpu import CpuExecutor
 from ninfer.program.executors.cpu_batch import TokenBatch, prefill_batch
 from ninfer.program.executors.cpu_memory import CpuMemory
 from ninfer.program.executors.cpu_model import CpuModel
-from ninfer.program.executors.cpu_mtp import CpuMtp, MtpModel, mtp_shape
+from ninfer.program.executors.cpu_mtp import CpuMtp, MtpModel
+from ninfer.program.executors.draft_shape import mtp_shape
 from tests.helpers import executor_driver as driver
 from tests.helpers.executor_driver import DrivenSequence
 

@@ -15,7 +15,7 @@ from ninfer.options import EngineOptions
 from ninfer.program import memory_costs
 from ninfer.program.draft_choice import components_of, draft_tokens, has_draft_model
 from ninfer.program.executors import cpu_memory
-from ninfer.program.executors.cpu_mtp import mtp_shape
+from ninfer.program.executors.draft_shape import mtp_shape
 from ninfer.program.loader import load_program, plan_model
 from ninfer.program.program import ModelProgram
 from tests.helpers.checkpoints import CheckpointSpec, write_checkpoint

@@ -44,8 +44,9 @@ from ninfer.program.executors.cpu_batch import (
     window_batch,
 )
 from ninfer.program.executors.cpu_draft import CpuDraft, DraftModel, ProposalRow
-from ninfer.program.executors.cpu_memory import NO_DRAFT_SHAPE, CpuMemory
+from ninfer.program.executors.cpu_memory import CpuMemory
 from ninfer.program.executors.cpu_model import CpuModel
+from ninfer.program.executors.draft_shape import NO_DRAFT_SHAPE
 
 PASS_TOKENS: Final = CHUNK_GRANULE
 """Most tokens that go through the layers at once. Passes end at multiples of it from the sequence's

@@ -23,7 +23,8 @@ from ninfer.program.executors.cpu_batch import TokenBatch
 from ninfer.program.executors.cpu_dflash_head import DflashHead
 from ninfer.program.executors.cpu_dflash_layers import Blocks, DflashLayerModel, Weights
 from ninfer.program.executors.cpu_draft import CpuDraft, DraftTarget, ProposalRow
-from ninfer.program.executors.cpu_memory import CpuMemory, DraftShape, KvShape
+from ninfer.program.executors.cpu_memory import CpuMemory
+from ninfer.program.executors.draft_shape import DraftShape, dflash_shape
 
 
 class DflashModel:
@@ -53,12 +54,6 @@ class DflashModel:
     def build(self, target: DraftTarget, memory: CpuMemory) -> CpuDraft:
         head = DflashHead(self._config, self._weights, self._token_ids, self._num_token_ids, target)
         return CpuDflash(self._config, self._weights, head, target, memory)
-
-
-def dflash_shape(config: DflashConfig) -> DraftShape:
-    """What the model keeps of a sequence: nothing but keys and values."""
-    att = config.attention
-    return DraftShape((KvShape(att.num_kv_heads, att.head_dim),) * len(config.layers))
 
 
 class CpuDflash:

@@ -68,8 +68,8 @@ class DflashLayerModel:
         self._pages = k_pages, v_pages
         att = config.attention
         self._scale = att.head_dim**-0.5
-        self._qkv_proj = weights[f"{prefix}.attn.qkv_proj"]
-        self._kv_proj = self._qkv_proj[att.num_heads * att.head_dim :]
+        self._q_proj = weights[f"{prefix}.attn.q_proj"]
+        self._kv_proj = weights[f"{prefix}.attn.kv_proj"]
         self._o_proj = weights[f"{prefix}.attn.o_proj"]
         self._k_norm = weights[f"{prefix}.attn.k_norm"]
         self._qk_norm = qk_norm.stack_weights(
@@ -88,12 +88,10 @@ class DflashLayerModel:
         self, context: FloatArray, cos: FloatArray, sin: FloatArray, slots: NDArray[np.int64]
     ) -> None:
         """Write the keys and values of tokens whose context features are `context` [N, C]."""
-        att = self._config.attention
-        projected = linear.tiled(context, self._kv_proj)
-        k, v = projected.reshape(-1, 2, att.num_kv_heads, att.head_dim).swapaxes(0, 1)
+        k, v = self._keys_and_values(context)
         k = rms_norm.reference(k, self._k_norm, eps=self._eps)
         rotary.reference(k, cos, sin)
-        kv_write.reference(k, v * np.float32(self._config.value_scale), *self._pages, slots)
+        kv_write.reference(k, v, *self._pages, slots)
 
     def run(self, hidden: FloatArray, blocks: Blocks) -> None:
         """Add this layer's two contributions to hidden [N, C] in place."""
@@ -102,12 +100,11 @@ class DflashLayerModel:
 
     def _attend(self, x: FloatArray, blocks: Blocks) -> FloatArray:
         att = self._config.attention
-        heads, kv_heads = att.num_heads, att.num_kv_heads
-        projected = linear.tiled(x, self._qkv_proj).reshape(x.shape[0], -1, att.head_dim)
-        q, k, v = np.split(projected, (heads, heads + kv_heads), axis=1)
+        heads = att.num_heads
+        q = linear.tiled(x, self._q_proj).reshape(x.shape[0], heads, att.head_dim)
+        k, v = self._keys_and_values(x)
         qk = qk_norm.reference(q, k, self._qk_norm, eps=self._eps)
         rotary.reference(qk, blocks.cos, blocks.sin)
-        v = v * np.float32(self._config.value_scale)
         y = np.empty(q.shape, x.dtype)
         for first, last, start, page_table in blocks.spans:
             y[first:last] = dflash_attention.reference(
@@ -122,6 +119,13 @@ class DflashLayerModel:
                 scale=self._scale,
             )
         return linear.tiled(y.reshape(x.shape[0], -1), self._o_proj)
+
+    def _keys_and_values(self, x: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """[N, Hk, D] both; keys neither normed nor rotated."""
+        att = self._config.attention
+        projected = linear.tiled(x, self._kv_proj)
+        k, v = projected.reshape(-1, 2, att.num_kv_heads, att.head_dim).swapaxes(0, 1)
+        return k, v * np.float32(self._config.value_scale)
 
     def _multiply(self, x: FloatArray) -> FloatArray:
         return linear.tiled(swiglu.reference(linear.tiled(x, self._gate_up)), self._down_proj)

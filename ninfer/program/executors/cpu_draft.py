@@ -24,7 +24,8 @@ from ninfer.contract.sampling import SamplingParams
 from ninfer.contract.units import SampleRow
 from ninfer.ops import linear, sampling
 from ninfer.program.executors.cpu_batch import TokenBatch
-from ninfer.program.executors.cpu_memory import CpuMemory, DraftShape
+from ninfer.program.executors.cpu_memory import CpuMemory
+from ninfer.program.executors.draft_shape import DraftShape
 
 _NO_IDS: Final[IntArray] = np.empty(0, np.int32)
 

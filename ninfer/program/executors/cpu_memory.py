@@ -14,36 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import Final
 
 import numpy as np
 
 from ninfer.contract.arrays import ByteArray, Float32Array
 from ninfer.contract.model import ModelConfig
 from ninfer.contract.units import PAGE_TOKENS, Capacity, Move
-
-
-@dataclass(frozen=True, slots=True)
-class KvShape:
-    """Keys of one layer: [PAGE_TOKENS, num_kv_heads, head_dim] a page, and values like them."""
-
-    num_kv_heads: int
-    head_dim: int
-
-
-@dataclass(frozen=True, slots=True)
-class DraftShape:
-    """What a draft model keeps of a sequence.
-
-    layers       its layers' part of every KV page
-    hidden_size  numbers in its plane of every StateImage; 0: it has none
-    """
-
-    layers: tuple[KvShape, ...] = ()
-    hidden_size: int = 0
-
-
-NO_DRAFT_SHAPE: Final = DraftShape()
+from ninfer.program.executors.draft_shape import NO_DRAFT_SHAPE, DraftShape
 
 
 @dataclass(frozen=True, slots=True, eq=False)

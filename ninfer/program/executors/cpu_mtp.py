@@ -20,7 +20,6 @@ from typing import Final
 import numpy as np
 
 from ninfer.contract.arrays import FloatArray, IntArray
-from ninfer.contract.errors import InvariantError
 from ninfer.contract.model import MlpKind, ModelConfig
 from ninfer.contract.units import ROOT_SLOT, UnitRow
 from ninfer.ops import linear, rms_norm, rotary
@@ -33,17 +32,10 @@ from ninfer.program.executors.cpu_layers import (
     check_weights,
     mlp_of,
 )
-from ninfer.program.executors.cpu_memory import CpuMemory, DraftShape, KvShape
+from ninfer.program.executors.cpu_memory import CpuMemory
+from ninfer.program.executors.draft_shape import DraftShape, mtp_shape
 
 _LAYER: Final = "mtp.layers.0"
-
-
-def mtp_shape(config: ModelConfig) -> DraftShape:
-    """What an MTP module keeps of a sequence. InvariantError unless it has one layer."""
-    if config.num_mtp_layers != 1:
-        raise InvariantError(f"an MTP module of {config.num_mtp_layers} layers")
-    att = config.attention
-    return DraftShape((KvShape(att.num_kv_heads, att.head_dim),), config.hidden_size)
 
 
 class MtpModel:

@@ -17,8 +17,8 @@ from ninfer.contract.units import PAGE_TOKENS, ROOT_SLOT, Move, RowOutput
 from ninfer.convert.source import open_model
 from ninfer.ops import linear, sampling
 from ninfer.program.executors.cpu import CpuExecutor
-from ninfer.program.executors.cpu_memory import DraftShape, KvShape
-from ninfer.program.executors.cpu_mtp import MtpModel, mtp_shape
+from ninfer.program.executors.cpu_mtp import MtpModel
+from ninfer.program.executors.draft_shape import DraftShape, KvShape, mtp_shape
 from tests.e2e.test_goldens import GOLDENS, load_prompts
 from tests.helpers import executor_driver as driver
 from tests.helpers import mtp_driver

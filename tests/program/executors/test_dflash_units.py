@@ -17,7 +17,8 @@ from ninfer.program.executors.cpu import CpuExecutor
 from ninfer.program.executors.cpu_batch import TokenBatch
 from ninfer.program.executors.cpu_dflash import DflashModel
 from ninfer.program.executors.cpu_draft import CpuDraft, DraftTarget, ProposalRow
-from ninfer.program.executors.cpu_memory import CpuMemory, DraftShape
+from ninfer.program.executors.cpu_memory import CpuMemory
+from ninfer.program.executors.draft_shape import DraftShape
 from tests.helpers import executor_driver as driver
 from tests.helpers.dflash_checkpoints import DflashSpec, write_dflash
 from tests.helpers.dflash_models import (
