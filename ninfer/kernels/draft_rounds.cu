@@ -11,17 +11,12 @@
 
 #include "normalise.cuh"
 #include "pdl.cuh"
+#include "sample_row.cuh"
 #include "square_sums.cuh"
 #include "vec.cuh"
 #include "warp.cuh"
 
 namespace {
-
-// A row of the sampler, as words. The sampler's kernel names its fields; these are what change.
-constexpr int kRowWords = 24;
-constexpr int kRepetition = 7, kPresence = 8, kFrequency = 9, kPosition = 10, kNumTop = 14, kHasMask = 15;
-constexpr int kFirstList = 16;  // begins and counts of lists from here to the end
-constexpr u32 kOne = 0x3f800000u;  // 1.f
 
 struct MatchParams {
   // The unit: R rows of T columns.
@@ -110,14 +105,6 @@ __device__ __forceinline__ int count_right(const MatchParams& p, int row, int la
   const int end = __ffs(static_cast<int>(__ballot_sync(kAllLanes, ends))) - 1;
   const bool is_failure = __ballot_sync(kAllLanes, has_none) >> end & 1;
   return is_failure ? max(end - 1, 0) : end;
-}
-
-// A word of a sampler's row for the token at `position`: nothing but its parameters count.
-__device__ __forceinline__ u32 plain_word(u32 word, int index, int position) {
-  if (index >= kFirstList || index == kHasMask || index == kPresence || index == kFrequency) return 0;
-  if (index == kRepetition) return kOne;
-  if (index == kNumTop) return 0xffffffffu;
-  return index == kPosition ? static_cast<u32>(position) : word;
 }
 
 // 16 bytes of the row of h that goes with token t.

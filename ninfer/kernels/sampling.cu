@@ -18,6 +18,7 @@
 #include "dtypes.cuh"
 #include "pdl.cuh"
 #include "philox.cuh"
+#include "sample_row.cuh"
 #include "vec.cuh"
 #include "warp.cuh"
 
@@ -37,23 +38,6 @@ constexpr float kFraction = 2097152.f;      // 2^21 steps a bucket
 constexpr float kNatsAStep = 1.f / (kSteps * kFraction);
 constexpr float kUnitMass = 34359738368.f;  // 2^35: the mass of the best token
 constexpr float kWindow = 1e-3f;            // far above the error of a float32 score
-
-struct SampleRow {
-  u64 seed;
-  double temperature;
-  double top_p;
-  float min_p, repetition, presence, frequency;
-  int position, purpose;
-  int top_k;      // 0: off
-  int is_greedy;
-  int num_top;    // -1: no log probabilities
-  int has_mask;
-  int bias_begin, bias_count;  // lists in ids; values has their biases and counts
-  int suppressed_begin, suppressed_count;
-  int prompt_begin, prompt_count;
-  int generated_begin, generated_count;
-};
-static_assert(sizeof(SampleRow) == 96, "ninfer/ops/device_sampling.py mirrors this struct");
 
 struct SamplingParams {
   const void* logits;      // [R, V] f32 or bf16

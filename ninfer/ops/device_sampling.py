@@ -132,6 +132,18 @@ def fill_rows(
     return lists.used
 
 
+def plain_rows(rows: NDArray[np.void], positions: NDArray[np.integer[Any]]) -> NDArray[np.void]:
+    """Copies of `rows` for tokens at `positions`: without lists, mask, penalties and log
+    probabilities."""
+    plain = rows.copy()
+    plain["position"] = positions
+    plain["num_top"], plain["has_mask"], plain["repetition"] = -1, 0, 1.0
+    plain["presence"] = plain["frequency"] = 0.0
+    for name in ("bias", "suppressed", "prompt", "generated"):
+        plain[f"{name}_begin"] = plain[f"{name}_count"] = 0
+    return plain
+
+
 def scratch_bytes(max_rows: int) -> int:
     """Bytes of the scratch that launches of up to max_rows rows need."""
     return max_rows * _ROW_SCRATCH_BYTES

@@ -35,12 +35,12 @@ from typing import Any, Final, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ninfer.contract.arrays import ByteArray, IntArray
+from ninfer.contract.arrays import IntArray
 from ninfer.kernels.device_array import DeviceArray, view_of
 from ninfer.kernels.library import KernelLibrary
 from ninfer.ops.checks import fail
 from ninfer.ops.device_checks import require_view
-from ninfer.ops.device_sampling import ROW
+from ninfer.ops.device_sampling import ROW, plain_rows
 from ninfer.ops.draft_step import DraftChain
 
 _OP: Final = "draft_match"
@@ -137,7 +137,7 @@ def reference(inputs: MatchInputs[NDArray[Any]]) -> MatchOutputs[NDArray[Any]]:
     chain: DraftChain[NDArray[Any]] = DraftChain(
         ordinals=pairs.ordinals[pairs.last_columns],
         rope_positions=positions + accepted + 1,
-        rows=_plain_rows(inputs.rows, firsts, starts + accepted + 2),
+        rows=plain_rows(inputs.rows.view(ROW)[firsts], starts + accepted + 2).view(np.uint8),
     )
     kept = (firsts + accepted).astype(np.int32)
     return MatchOutputs(accepted, kept + 1, kept, pairs, chain)
@@ -152,17 +152,6 @@ def _num_right(inputs: MatchInputs[NDArray[Any]], row: int, columns: int) -> int
         if column < drafts and chosen != inputs.token_ids[first + column + 1]:
             return column
     return drafts
-
-
-def _plain_rows(rows: ByteArray, firsts: NDArray[Any], positions: IntArray) -> ByteArray:
-    plain = rows.view(ROW)[firsts]
-    plain["position"] = positions
-    plain["num_top"], plain["has_mask"], plain["repetition"] = -1, 0, 1.0
-    plain["presence"] = plain["frequency"] = 0.0
-    for name in ("bias", "suppressed", "prompt", "generated"):
-        plain[f"{name}_begin"] = plain[f"{name}_count"] = 0
-    codes: ByteArray = plain.view(np.uint8)
-    return codes
 
 
 def _flat(values: NDArray[Any]) -> IntArray:
