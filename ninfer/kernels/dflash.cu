@@ -1,10 +1,14 @@
 // dflash: what a block of guesses needs round its forward pass.
 //
-// Contracts: ninfer/ops/dflash_block.py and dflash_proposals.py.
-//   dflash_block      a block a row: its columns, the keys that they see, the sampler's rows
-//   dflash_proposals  a thread a proposal
-// Bytes: every operand once. Latency of a launch is all that they cost.
+// Contracts: ninfer/ops/dflash_block.py, dflash_proposals.py and dflash_conv.py.
+//   dflash_block        a block a row: its columns, the keys that they see, the sampler's rows
+//   dflash_proposals    a thread a proposal
+//   dflash_conv         a thread 8 channels of a token, of one group: a multiple of 8 channels wide
+//   dflash_conv_narrow  the same for groups of any width
+// Bytes: every operand once, but x of a convolution once a tap, from the L2. Latency of a launch is
+// all that the first two cost.
 
+#include "dtypes.cuh"
 #include "pdl.cuh"
 #include "sample_row.cuh"
 #include "vec.cuh"
@@ -53,6 +57,20 @@ struct ProposalsParams {
 };
 static_assert(sizeof(ProposalsParams) == 40, "ninfer/ops/dflash_proposals.py mirrors this struct");
 
+struct ConvParams {
+  const u16* x;        // [N, C] bf16
+  const u16* dynamic;  // [N, taps * groups] bf16, of this side
+  const u16* base;     // [taps, C] bf16, of this side
+  u16* y;              // [N, C] bf16
+  int channels;        // C
+  int taps;
+  int groups;
+  int columns;         // W
+  int x_stride, dynamic_stride, y_stride;
+  int is_residual;
+};
+static_assert(sizeof(ConvParams) == 64, "ninfer/ops/dflash_conv.py mirrors this struct");
+
 // Guesses of the row whose newest token stands at ordinal `start`.
 __device__ __forceinline__ int count_guesses(const BlockParams& p, int row, int start) {
   if (start < 0) return 0;
@@ -97,6 +115,48 @@ __device__ __forceinline__ u32 column_word(const BlockParams& p, u32 word, int i
   return plain_word(word, index, position);
 }
 
+// sum[j] += (base + dynamic) * x for the 8 channels from `channel` on, of one tap.
+template <bool kIsWide>
+__device__ __forceinline__ void add_tap(float (&sum)[8], uint4 x, uint4 base, const u16* dynamic, int channel,
+                                        int group_size) {
+  const u32 in[4] = {x.x, x.y, x.z, x.w}, by[4] = {base.x, base.y, base.z, base.w};
+  const float shared = kIsWide ? bf16_to_float(__ldcg(dynamic + channel / group_size)) : 0.f;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float own = kIsWide ? shared : bf16_to_float(__ldcg(dynamic + (channel + j) / group_size));
+    const u32 value = j % 2 == 0 ? in[j / 2] << 16 : in[j / 2] & 0xffff0000u;
+    const u32 weight = j % 2 == 0 ? by[j / 2] << 16 : by[j / 2] & 0xffff0000u;
+    sum[j] = fmaf(__uint_as_float(weight) + own, __uint_as_float(value), sum[j]);
+  }
+}
+
+template <bool kIsWide>
+__device__ __forceinline__ void convolve(const ConvParams& p) {
+  allow_next_kernel();
+  wait_for_previous_kernel();
+  const int t = blockIdx.x, channel = (blockIdx.y * blockDim.x + threadIdx.x) * 8;
+  if (channel >= p.channels) return;
+  const int taps = min(p.taps, t % p.columns + 1), group_size = p.channels / p.groups;
+  float sum[8] = {};
+  for (int tap = 0; tap < taps; ++tap) {
+    const u16* x = p.x + static_cast<u64>(t - tap) * p.x_stride + channel;
+    const u16* base = p.base + static_cast<u64>(tap) * p.channels + channel;
+    const u16* dynamic = p.dynamic + static_cast<u64>(t) * p.dynamic_stride + tap * p.groups;
+    add_tap<kIsWide>(sum, __ldcg(reinterpret_cast<const uint4*>(x)), __ldg(reinterpret_cast<const uint4*>(base)),
+                     dynamic, channel, group_size);
+  }
+  uint4* y = reinterpret_cast<uint4*>(p.y + static_cast<u64>(t) * p.y_stride + channel);
+  const uint4 before = p.is_residual ? __ldcg(y) : make_uint4(0, 0, 0, 0);
+  const u32 old[4] = {before.x, before.y, before.z, before.w};
+  u32 out[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    out[i] = pack_bf16x2(__uint_as_float(old[i] << 16) + sum[2 * i],
+                         __uint_as_float(old[i] & 0xffff0000u) + sum[2 * i + 1]);
+  }
+  *y = make_uint4(out[0], out[1], out[2], out[3]);
+}
+
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(128) dflash_block(const BlockParams p) {
@@ -128,3 +188,7 @@ extern "C" __global__ void __launch_bounds__(256) dflash_proposals(const Proposa
   const bool is_real = column < p.columns && __ldcg(p.ordinals + at) >= 0;
   p.proposals[index] = is_real ? __ldcg(p.chosen + at) : -1;
 }
+
+extern "C" __global__ void __launch_bounds__(256) dflash_conv(const ConvParams p) { convolve<true>(p); }
+
+extern "C" __global__ void __launch_bounds__(256) dflash_conv_narrow(const ConvParams p) { convolve<false>(p); }

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from ninfer.contract.errors import OpContractError
 from ninfer.ops import dflash_conv
 from tests.helpers.arrays import Float64Array, f32, normal
+from tests.helpers.recorded_launches import RecordingLibrary, ShapeOnly, struct_bytes
 from tests.helpers.tolerance import FLOAT32_POINTWISE, FLOAT64_ALGORITHM, assert_close
 
 
@@ -79,3 +82,70 @@ def test_contract() -> None:
     ):
         with pytest.raises(OpContractError, match="dflash_conv"):
             dflash_conv.reference(*bad)
+
+
+def conv_arguments(rows: int, channels: int, taps: int, groups: int) -> dict[str, Any]:
+    return {
+        "x": ShapeOnly((rows, channels)), "dynamic": ShapeOnly((rows, 2 * taps * groups)),
+        "base": ShapeOnly((2, taps, channels)), "y": ShapeOnly((rows, channels)), "side": 0,
+        "columns": 16, "stream": 0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("channels", [8, 64, 2560, 5120])
+def test_every_channel_has_a_thread(channels: int) -> None:
+    kernels = RecordingLibrary()
+    arguments = conv_arguments(48, channels, 3, channels // 8)
+    dflash_conv.launch(kernels.library, **arguments, is_residual=True, is_chained=True)
+    launch = kernels.only()
+    assert launch.entry == "dflash_conv"
+    assert launch.grid[0] == 48
+    assert 8 * launch.grid[1] * launch.block[0] >= channels > 8 * (launch.grid[1] - 1) * 256
+    assert launch.arguments.dtype.itemsize == struct_bytes("dflash", "ConvParams")
+    assert launch.options["programmatic"]
+    assert (launch["channels"], launch["taps"], launch["groups"]) == (channels, 3, channels // 8)
+    assert (launch["columns"], launch["is_residual"]) == (16, 1)
+
+
+@pytest.mark.parametrize(("group_size", "is_wide"), [(2, False), (4, False), (8, True), (16, True)])
+def test_sides_have_taps_of_their_own(group_size: int, is_wide: bool) -> None:
+    kernels = RecordingLibrary()
+    groups, start = 64 // group_size, ShapeOnly((1,)).address
+    arguments = conv_arguments(32, 64, 3, groups)
+    arguments["dynamic"] = ShapeOnly((32, 6 * groups), strides=(4096, 2))
+    for side in (0, 1):
+        dflash_conv.launch(kernels.library, **{**arguments, "side": side})
+    for side, launch in enumerate(kernels.launches):
+        assert (launch.entry == "dflash_conv") == is_wide
+        assert launch["dynamic"] == start + 2 * side * 3 * groups
+        assert launch["base"] == start + 2 * side * 3 * 64
+        assert (launch["dynamic_stride"], launch["x_stride"]) == (2048, 64)
+        assert (launch["is_residual"], launch.options["programmatic"]) == (0, False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"side": 2},
+        {"side": -1},
+        {"columns": 0},
+        {"columns": 15},
+        {"x": ShapeOnly((32, 60))},
+        {"x": ShapeOnly((31, 64))},
+        {"x": ShapeOnly((32, 64), address=8)},
+        {"x": ShapeOnly((32, 64), strides=(136, 2))},
+        {"x": ShapeOnly((32, 64), "float32")},
+        {"y": ShapeOnly((32, 32))},
+        {"base": ShapeOnly((1, 3, 64))},
+        {"base": ShapeOnly((2, 3, 32))},
+        {"dynamic": ShapeOnly((32, 25))},
+        {"dynamic": ShapeOnly((32, 30))},
+        {"dynamic": ShapeOnly((32, 0))},
+        {"dynamic": ShapeOnly((31, 24))},
+    ],
+)
+def test_a_launch_refuses(change: dict[str, Any]) -> None:
+    kernels = RecordingLibrary()
+    with pytest.raises(OpContractError, match="dflash_conv"):
+        dflash_conv.launch(kernels.library, **{**conv_arguments(32, 64, 3, 4), **change})
+    assert not kernels.launches

@@ -1,4 +1,4 @@
-"""dflash_block and dflash_proposals on the device against their references."""
+"""dflash_block, dflash_proposals and dflash_conv on the device against their references."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ninfer.ops import dflash_block, dflash_proposals
+from ninfer.ops import dflash_block, dflash_conv, dflash_proposals
 from ninfer.ops.device_sampling import ROW
 from ninfer.ops.dflash_block import BlockColumns, BlockInputs, BlockRules, LayerKind
 from ninfer.ops.draft_step import DraftChain
+from ninfer.ops.float_codecs import bf16_to_float, float_to_bf16
 from tests.helpers.device import Device, open_device
 from tests.helpers.dflash_cases import random_block
 from tests.helpers.fenced import Fenced
+from tests.helpers.tolerance import BF16_REDUCTION, assert_close
 
 pytestmark = pytest.mark.gpu
 
@@ -123,3 +125,77 @@ def test_proposals_are_their_reference(
     want = np.empty((num_rows, num_proposals), np.int32)
     dflash_proposals.reference(chosen, ordinals, want)
     assert (proposals.read() == want).all()
+
+
+def random_bf16(shape: tuple[int, ...], seed: int, scale: float = 0.25) -> NDArray[np.uint16]:
+    values = np.random.default_rng([seed, *shape]).standard_normal(shape) * scale
+    return float_to_bf16(values.astype(np.float32))
+
+
+def wide(codes: NDArray[np.uint16]) -> NDArray[np.float64]:
+    return bf16_to_float(codes).astype(np.float64)
+
+
+class Convolution:
+    """Operands of both sides on the host; x, dynamic and y stand in wider rows on the device."""
+
+    def __init__(self, rows: int, channels: int, taps: int, group_size: int) -> None:
+        self.taps, self.groups = taps, channels // group_size
+        self.x, self.before = random_bf16((rows, channels), 1), random_bf16((rows, channels), 2)
+        self.dynamic = random_bf16((rows, 2 * taps * self.groups), 3)
+        self.base = random_bf16((2, taps, channels), 4)
+
+    def launch(
+        self, device: Device, side: int, columns: int, *, first: int = 0, is_residual: bool = False
+    ) -> NDArray[np.uint16]:
+        """Of the rows from `first` on."""
+        cp, (rows, channels) = device.cp, self.x[first:].shape
+        x, dynamic = (
+            cp.asarray(np.pad(array[first:], ((0, 0), (0, 8))))
+            for array in (self.x, self.dynamic)
+        )  # fmt: skip
+        y = Fenced(cp, (rows, channels + 8), "uint16")
+        poison = y.read()
+        if is_residual:
+            y.array[:, :channels] = cp.asarray(self.before[first:])
+        dflash_conv.launch(
+            device.kernels, x[:, :-8], dynamic[:, :-8], cp.asarray(self.base),
+            y.array[:, :channels], side=side, columns=columns, stream=device.stream.ptr,
+            is_residual=is_residual,
+        )  # fmt: skip
+        device.stream.synchronize()
+        got: NDArray[np.uint16] = y.read()
+        assert (got[:, channels:] == poison[:, channels:]).all()
+        assert (cp.asnumpy(x)[:, :-8] == self.x[first:]).all()
+        return got[:, :channels]
+
+    def reference(self, side: int, columns: int) -> NDArray[Any]:
+        rows = self.x.shape[0]
+        dynamic = wide(self.dynamic).reshape(rows, 2, self.taps, self.groups)[:, side]
+        return dflash_conv.reference(
+            wide(self.x), dynamic, wide(self.base)[side], np.arange(rows) % columns
+        )
+
+
+@pytest.mark.parametrize("group_size", [2, 4, 8, 16, 64])
+@pytest.mark.parametrize(("taps", "columns"), [(1, 5), (2, 16), (4, 3), (7, 5)])
+def test_a_convolution_is_its_reference(
+    device: Device, group_size: int, taps: int, columns: int
+) -> None:
+    for blocks, channels in ((1, 64), (3, 2624)):
+        conv = Convolution(blocks * columns, channels, taps, group_size)
+        for side in (0, 1):
+            got, want = conv.launch(device, side, columns), conv.reference(side, columns)
+            assert_close(bf16_to_float(got), want, BF16_REDUCTION)
+            added = conv.launch(device, side, columns, is_residual=True)
+            assert_close(bf16_to_float(added), want + wide(conv.before), BF16_REDUCTION)
+
+
+@pytest.mark.parametrize("group_size", [4, 16])
+def test_a_convolved_block_depends_on_no_other(device: Device, group_size: int) -> None:
+    conv = Convolution(32, 64, 4, group_size)
+    together = conv.launch(device, 1, 8)
+    for first in (8, 24):
+        assert (conv.launch(device, 1, 8, first=first) == together[first:]).all()
+    conv.x[:16] = 0x7FC0
+    assert (conv.launch(device, 1, 8)[16:] == together[16:]).all()
