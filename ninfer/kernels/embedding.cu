@@ -1,4 +1,4 @@
-// embedding: y[t] = table[token_ids[t]], and the square sums that the next norm takes.
+// embedding: y[t] = scale * table[token_ids[t]], and the square sums that the next norm takes.
 //
 // Contract: ninfer/ops/embedding.py. Entry embedding_bf16: one block a token, 16 bytes a thread and
 // step. Bytes: the rows read and written once. A row depends on its own id alone.
@@ -18,11 +18,19 @@ struct EmbeddingParams {
   int num_rows;          // V
   int columns;           // C
   int y_stride;
-  int padding;
+  float scale;
 };
 static_assert(sizeof(EmbeddingParams) == 48, "ninfer/ops/embedding.py mirrors this struct");
 
 constexpr u32 kNanPair = 0x7fc07fc0u;
+
+__device__ __forceinline__ u32 scaled(u32 pair, float scale) {
+  return pack_bf16x2(__uint_as_float(pair << 16) * scale, __uint_as_float(pair & 0xffff0000u) * scale);
+}
+
+__device__ __forceinline__ uint4 scaled(uint4 x, float scale) {
+  return make_uint4(scaled(x.x, scale), scaled(x.y, scale), scaled(x.z, scale), scaled(x.w, scale));
+}
 
 }  // namespace
 
@@ -41,6 +49,7 @@ extern "C" __global__ void __launch_bounds__(512) embedding_bf16(const Embedding
     uint4 x = make_uint4(0, 0, 0, 0);
     if (v < vectors) {
       x = is_real ? __ldg(from + v) : make_uint4(kNanPair, kNanPair, kNanPair, kNanPair);
+      if (p.scale != 1.f) x = scaled(x, p.scale);
       to[v] = x;
     }
     if (p.square_sums == nullptr) continue;

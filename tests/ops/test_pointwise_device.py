@@ -64,6 +64,25 @@ def test_embedding_copies_rows_and_sums_their_squares(
     np.testing.assert_allclose(sums.read(), strip_sums(table[ids]), rtol=1e-5)
 
 
+@pytest.mark.parametrize("columns", [8, 40, 2560])
+def test_scaled_embeddings_are_rounded_once_and_then_squared(device: Device, columns: int) -> None:
+    cp, scale = device.cp, 1.7
+    table = random_bf16((50, columns), 1)
+    ids = np.array([3, 49, -1, 0], np.int32)
+    y = Fenced(cp, (4, columns), "uint16")
+    sums = Fenced(cp, (4, -(-columns // 32)), "float32")
+    embedding.launch(
+        device.kernels, cp.asarray(ids), cp.asarray(table), y.array, square_sums=sums.array,
+        scale=scale, stream=device.stream.ptr,
+    )  # fmt: skip
+    device.stream.synchronize()
+    got, is_real = y.read(), ids >= 0
+    want = float_to_bf16(bf16_to_float(table[ids]) * np.float32(scale))
+    assert (got[is_real] == want[is_real]).all()
+    assert np.isnan(bf16_to_float(got[~is_real])).all()
+    np.testing.assert_allclose(sums.read()[is_real], strip_sums(want)[is_real], rtol=1e-5)
+
+
 def test_an_id_outside_the_table_is_a_row_of_nan(device: Device) -> None:
     cp = device.cp
     table = random_bf16((50, 64), 1)

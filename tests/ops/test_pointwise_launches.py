@@ -23,6 +23,7 @@ def test_embedding_covers_every_token_and_vector() -> None:
     assert launch.arguments.dtype.itemsize == struct_bytes("embedding", "EmbeddingParams")
     assert launch.options["programmatic"]
     assert (launch["num_rows"], launch["columns"], launch["y_stride"]) == (100, 2560, 2560)
+    assert launch["scale"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -42,6 +43,16 @@ def test_embedding_refuses(ids: ShapeOnly, table: ShapeOnly, y: ShapeOnly) -> No
     kernels = RecordingLibrary()
     with pytest.raises(OpContractError, match="embedding"):
         embedding.launch(kernels.library, ids, table, y, stream=0)
+    assert not kernels.launches
+
+
+def test_embedding_refuses_a_scale_that_is_not_positive() -> None:
+    kernels = RecordingLibrary()
+    with pytest.raises(OpContractError, match="embedding: scale"):
+        embedding.launch(
+            kernels.library, ShapeOnly((5,), "int32"), ShapeOnly((9, 64)), ShapeOnly((5, 64)),
+            scale=0.0, stream=0,
+        )  # fmt: skip
     assert not kernels.launches
 
 
