@@ -1,10 +1,11 @@
 // dflash: what a block of guesses needs round its forward pass.
 //
-// Contracts: ninfer/ops/dflash_block.py, dflash_proposals.py and dflash_conv.py.
+// Contracts: ninfer/ops/dflash_block.py, dflash_proposals.py, dflash_conv.py and dflash_logits.py.
 //   dflash_block        a block a row: its columns, the keys that they see, the sampler's rows
 //   dflash_proposals    a thread a proposal
 //   dflash_conv         a thread 8 channels of a token, of one group: a multiple of 8 channels wide
 //   dflash_conv_narrow  the same for groups of any width
+//   dflash_logits       a thread 4 logits of a token
 // Bytes: every operand once, but x of a convolution once a tap, from the L2. Latency of a launch is
 // all that the first two cost.
 
@@ -70,6 +71,18 @@ struct ConvParams {
   int is_residual;
 };
 static_assert(sizeof(ConvParams) == 64, "ninfer/ops/dflash_conv.py mirrors this struct");
+
+struct LogitsParams {
+  const float* logits;   // [T, Vd]
+  const int* token_ids;  // [Vd] or null: the columns of y
+  float* y;              // [T, V], or logits
+  int columns;           // Vd
+  int num_ids;           // V
+  int logits_stride, y_stride;
+  float scale;
+  float cap;             // 0: none
+};
+static_assert(sizeof(LogitsParams) == 48, "ninfer/ops/dflash_logits.py mirrors this struct");
 
 // Guesses of the row whose newest token stands at ordinal `start`.
 __device__ __forceinline__ int count_guesses(const BlockParams& p, int row, int start) {
@@ -157,6 +170,11 @@ __device__ __forceinline__ void convolve(const ConvParams& p) {
   *y = make_uint4(out[0], out[1], out[2], out[3]);
 }
 
+__device__ __forceinline__ float bounded(float logit, float scale, float cap) {
+  const float x = logit * scale;
+  return cap > 0.f ? cap * tanhf(x / cap) : x;
+}
+
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(128) dflash_block(const BlockParams p) {
@@ -192,3 +210,18 @@ extern "C" __global__ void __launch_bounds__(256) dflash_proposals(const Proposa
 extern "C" __global__ void __launch_bounds__(256) dflash_conv(const ConvParams p) { convolve<true>(p); }
 
 extern "C" __global__ void __launch_bounds__(256) dflash_conv_narrow(const ConvParams p) { convolve<false>(p); }
+
+extern "C" __global__ void __launch_bounds__(256) dflash_logits(const LogitsParams p) {
+  constexpr int kLogits = 4;
+  allow_next_kernel();
+  wait_for_previous_kernel();
+  const float* logits = p.logits + static_cast<u64>(blockIdx.x) * p.logits_stride;
+  float* y = p.y + static_cast<u64>(blockIdx.x) * p.y_stride;
+#pragma unroll
+  for (int i = 0; i < kLogits; ++i) {
+    const int column = (blockIdx.y * kLogits + i) * blockDim.x + threadIdx.x;
+    if (column >= p.columns) return;
+    const int token = p.token_ids == nullptr ? column : __ldg(p.token_ids + column);
+    if (token >= 0 && token < p.num_ids) y[token] = bounded(__ldcg(logits + column), p.scale, p.cap);
+  }
+}

@@ -1,4 +1,4 @@
-"""dflash_block, dflash_proposals and dflash_conv on the device against their references."""
+"""dflash_block, _proposals, _conv and _logits on the device against their references."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ninfer.ops import dflash_block, dflash_conv, dflash_proposals
+from ninfer.ops import dflash_block, dflash_conv, dflash_logits, dflash_proposals
 from ninfer.ops.device_sampling import ROW
 from ninfer.ops.dflash_block import BlockColumns, BlockInputs, BlockRules, LayerKind
 from ninfer.ops.draft_step import DraftChain
@@ -18,7 +18,7 @@ from ninfer.ops.float_codecs import bf16_to_float, float_to_bf16
 from tests.helpers.device import Device, open_device
 from tests.helpers.dflash_cases import random_block
 from tests.helpers.fenced import Fenced
-from tests.helpers.tolerance import BF16_REDUCTION, assert_close
+from tests.helpers.tolerance import BF16_REDUCTION, FLOAT32_POINTWISE, assert_close
 
 pytestmark = pytest.mark.gpu
 
@@ -199,3 +199,50 @@ def test_a_convolved_block_depends_on_no_other(device: Device, group_size: int) 
         assert (conv.launch(device, 1, 8, first=first) == together[first:]).all()
     conv.x[:16] = 0x7FC0
     assert (conv.launch(device, 1, 8)[16:] == together[16:]).all()
+
+
+def random_logits(rows: int, columns: int) -> NDArray[np.float32]:
+    values = np.random.default_rng([rows, columns]).standard_normal((rows, columns)) * 20.0
+    return values.astype(np.float32)
+
+
+@pytest.mark.parametrize("columns", [1, 1000, 1025, 151936])
+@pytest.mark.parametrize(("scale", "cap"), [(0.3, None), (1.0, 30.0), (2.0, 5.0)])
+def test_logits_are_scaled_and_bounded_in_place(
+    device: Device, columns: int, scale: float, cap: float | None
+) -> None:
+    given = random_logits(3, columns)
+    logits = Fenced(device.cp, (3, columns + 5), "float32")
+    poison = logits.read()[:, columns:].view(np.uint32)
+    logits.array[:, :columns] = device.cp.asarray(given)
+    dflash_logits.launch(
+        device.kernels, logits.array[:, :columns], scale=scale, cap=cap, stream=device.stream.ptr
+    )
+    device.stream.synchronize()
+    want = dflash_logits.reference(given.astype(np.float64), scale=scale, cap=cap)
+    got = logits.read()
+    assert_close(got[:, :columns], want, FLOAT32_POINTWISE)
+    assert (got[:, columns:].view(np.uint32) == poison).all()
+
+
+@pytest.mark.parametrize(("scale", "cap"), [(1.0, None), (0.5, 10.0)])
+def test_logits_of_some_tokens_go_to_their_places(
+    device: Device, scale: float, cap: float | None
+) -> None:
+    cp, num_ids, columns = device.cp, 5000, 3001
+    given = random_logits(4, columns)
+    token_ids = np.random.default_rng(1).permutation(num_ids)[:columns].astype(np.int32)
+    token_ids[[5, 77]] = -1, num_ids
+    y = Fenced(cp, (4, num_ids), "float32")
+    before, source = y.read(), cp.asarray(given)
+    dflash_logits.launch(
+        device.kernels, source, scale=scale, cap=cap, stream=device.stream.ptr,
+        token_ids=cp.asarray(token_ids), y=y.array,
+    )  # fmt: skip
+    device.stream.synchronize()
+    want = dflash_logits.reference(given.astype(np.float64), scale=scale, cap=cap)
+    got, is_real = y.read(), (token_ids >= 0) & (token_ids < num_ids)
+    assert_close(got[:, token_ids[is_real]], want[:, is_real], FLOAT32_POINTWISE)
+    others = np.setdiff1d(np.arange(num_ids), token_ids)
+    assert (got[:, others].view(np.uint32) == before[:, others].view(np.uint32)).all()
+    assert (cp.asnumpy(source) == given).all()
