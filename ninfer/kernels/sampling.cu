@@ -473,19 +473,11 @@ __device__ int last_tied_id(const Place& at, const SharedMemory& shared, const D
   return last;
 }
 
-__device__ __forceinline__ u32 word_of(uint4 words, int j) {
-  return j == 0 ? words.x : j == 1 ? words.y : j == 2 ? words.z : words.w;
-}
-
 // -log(-log(u)), u = (word + 1/2) / 2^32; near 1 from the distance to 1.
 __device__ __forceinline__ float gumbel(u32 word) {
   const float from_zero = (static_cast<float>(word) + 0.5f) * 2.3283064e-10f;
   const float from_one = (static_cast<float>(~word) + 0.5f) * 2.3283064e-10f;
   return -logf(word < 0x80000000u ? -logf(from_zero) : -log1pf(-from_one));
-}
-
-__device__ __forceinline__ double exact_gumbel(u32 word) {
-  return -log(-log((static_cast<double>(word) + 0.5) * 2.3283064365386963e-10));
 }
 
 struct Draw {

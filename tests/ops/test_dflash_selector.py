@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -11,8 +12,10 @@ from hypothesis import strategies as st
 from ninfer.contract.errors import OpContractError
 from ninfer.contract.sampling import SamplingParams
 from ninfer.ops import dflash_selector, philox
-from ninfer.ops.dflash_selector import Codebooks
+from ninfer.ops.device_sampling import MAX_TOP, ROW
+from ninfer.ops.dflash_selector import Codebooks, DeviceCodebooks, SelectorInputs
 from tests.helpers.arrays import normal
+from tests.helpers.recorded_launches import RecordingLibrary, ShapeOnly, struct_bytes
 
 VOCAB, RANK = 20, 3
 GREEDY = SamplingParams()
@@ -150,3 +153,79 @@ def test_contract() -> None:
     ):
         with pytest.raises(OpContractError, match="dflash_selector"):
             bad.run()
+
+
+def vector(*shape: int) -> ShapeOnly:
+    return ShapeOnly(shape, "int32")
+
+
+def selector_inputs(rows: int, columns: int, rank: int) -> SelectorInputs:
+    total = rows * columns
+    return SelectorInputs(
+        vector(total, MAX_TOP), ShapeOnly((total, MAX_TOP), "float32"), vector(total),
+        ShapeOnly((total, rank)), vector(total), vector(total),
+        ShapeOnly((rows * ROW.itemsize,), "uint8"),
+    )  # fmt: skip
+
+
+def device_books(rank: int, top_k: int = 16) -> DeviceCodebooks:
+    return DeviceCodebooks(ShapeOnly((99, rank)), ShapeOnly((99, rank), address=4096), top_k)
+
+
+@pytest.mark.parametrize(
+    ("rank", "vectors"), [(8, 1), (256, 1), (264, 2), (512, 2), (520, 4), (1024, 4)]
+)
+def test_a_walk_is_a_thread_block_a_row_and_a_warp_a_candidate(rank: int, vectors: int) -> None:
+    kernels = RecordingLibrary()
+    gates = ShapeOnly((128, rank), strides=(4096, 2))
+    inputs = replace(selector_inputs(8, 16, rank), gates=gates)
+    dflash_selector.launch(
+        kernels.library, inputs, device_books(rank), vector(8, 31), stream=0, is_chained=True
+    )
+    launch = kernels.only()
+    assert (launch.grid, launch.block) == ((8, 1, 1), (512, 1, 1))
+    assert launch.entry == f"dflash_selector_{vectors}"
+    assert 256 * vectors >= rank
+    assert launch.arguments.dtype.itemsize == struct_bytes("dflash_selector", "SelectorParams")
+    assert ROW.itemsize == struct_bytes("dflash_selector", "SampleRow")
+    assert launch.options["programmatic"]
+    assert (launch["columns"], launch["candidates"], launch["num_proposals"]) == (16, 16, 31)
+    assert (launch["rank"], launch["gate_stride"], launch["num_ids"]) == (rank, 2048, 99)
+    assert launch["successors"] == 4096
+
+
+@pytest.mark.parametrize(
+    ("columns", "change", "books", "proposals"),
+    [
+        (1, {}, {}, vector(2, 7)),
+        (65, {}, {}, vector(2, 7)),
+        (8, {}, {"top_k": 0}, vector(2, 7)),
+        (8, {}, {"top_k": MAX_TOP + 1}, vector(2, 7)),
+        (8, {}, {}, vector(3, 7)),
+        (8, {}, {}, vector(2, 0)),
+        (8, {}, {}, vector(0, 7)),
+        (8, {}, {"successors": ShapeOnly((98, 64))}, vector(2, 7)),
+        (8, {}, {"predecessors": ShapeOnly((99, 60))}, vector(2, 7)),
+        (8, {}, {"predecessors": ShapeOnly((99, 1032))}, vector(2, 7)),
+        (8, {}, {"predecessors": ShapeOnly((0, 64))}, vector(2, 7)),
+        (8, {}, {"successors": ShapeOnly((99, 64), address=8)}, vector(2, 7)),
+        (8, {"top_ids": vector(16, MAX_TOP - 1)}, {}, vector(2, 7)),
+        (8, {"top_logprobs": vector(16, MAX_TOP)}, {}, vector(2, 7)),
+        (8, {"is_finite": vector(15)}, {}, vector(2, 7)),
+        (8, {"gates": ShapeOnly((16, 72))}, {}, vector(2, 7)),
+        (8, {"gates": ShapeOnly((16, 64), strides=(136, 2))}, {}, vector(2, 7)),
+        (8, {"token_ids": ShapeOnly((16,), "int64")}, {}, vector(2, 7)),
+        (8, {"ordinals": vector(17)}, {}, vector(2, 7)),
+        (8, {"rows": ShapeOnly((191,), "uint8")}, {}, vector(2, 7)),
+    ],
+)
+def test_a_launch_refuses(
+    columns: int, change: dict[str, Any], books: dict[str, Any], proposals: ShapeOnly
+) -> None:
+    kernels = RecordingLibrary()
+    with pytest.raises(OpContractError, match="dflash_selector"):
+        dflash_selector.launch(
+            kernels.library, replace(selector_inputs(2, columns, 64), **change),
+            replace(device_books(64), **books), proposals, stream=0,
+        )  # fmt: skip
+    assert not kernels.launches

@@ -15,3 +15,12 @@ __device__ __forceinline__ uint4 philox_words(u64 key, uint4 counter) {
   }
   return c;
 }
+
+__device__ __forceinline__ u32 word_of(uint4 words, int j) {
+  return j == 0 ? words.x : j == 1 ? words.y : j == 2 ? words.z : words.w;
+}
+
+// -log(-log(u)), u = (word + 1/2) / 2^32: the noise of a token whose random word this is.
+__device__ __forceinline__ double exact_gumbel(u32 word) {
+  return -log(-log((static_cast<double>(word) + 0.5) * 2.3283064365386963e-10));
+}
