@@ -4,8 +4,9 @@ comes out when a set share of the drafts is right.
     python -m bench.bench_rounds --model qwen3.5-27b --weights fp8 --json FILE
 
 First plain decoding, then the same sequences with drafts that are the plain tokens up to a place
-and wrong behind it; of K drafted tokens on average `--right` are accepted. The MTP module proposes
-in every round, and what it proposes is thrown away. Tokens have to be those of plain decoding.
+and wrong behind it; of K drafted tokens on average `--right` are accepted. The draft model (`--spec
+mtp` or `dflash`) proposes in every round, and what it proposes is thrown away. Tokens have to be
+those of plain decoding.
 """
 
 from __future__ import annotations
@@ -193,7 +194,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
             "plain_tokens_s": batch / plain[batch][0],
         }
     setup.executor.close()
-    drafting = dataclasses.replace(options, spec="mtp", draft_tokens=args.drafts)
+    drafting = dataclasses.replace(options, spec=args.spec, draft_tokens=args.drafts)
     setup = open_synthetic_benchmark(args.model, drafting)
     for batch in args.batches:
         row = figures[f"B={batch}"]
@@ -209,6 +210,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         **environment(cupy),
         "model": args.model,
         "weights": args.weights,
+        "spec": args.spec,
         "drafts": args.drafts,
         "right": args.right,
         "figures": figures,
@@ -219,6 +221,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="qwen3.5-27b")
     parser.add_argument("--weights", default="fp8")
+    parser.add_argument("--spec", choices=("mtp", "dflash"), default="mtp")
     parser.add_argument("--drafts", type=int, default=3)
     parser.add_argument("--right", type=float, default=0.75)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 8])
@@ -229,7 +232,8 @@ def main() -> None:
     if args.json is not None:
         write_record(args.json, found)
     for name, row in found["figures"].items():
-        print(args.model, args.weights, name, {key: round(value, 3) for key, value in row.items()})
+        figures = {key: round(value, 3) for key, value in row.items()}
+        print(args.model, args.weights, args.spec, name, figures)
 
 
 if __name__ == "__main__":

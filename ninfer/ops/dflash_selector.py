@@ -45,7 +45,7 @@ from ninfer.ops.dflash_block import MAX_COLUMNS
 
 _OP: Final = "dflash_selector"
 
-_MAX_RANK: Final = 1024
+MAX_RANK: Final = 1024
 _PARAMS: Final = np.dtype(
     [
         ("top_ids", "<u8"), ("top_logprobs", "<u8"), ("is_finite", "<u8"), ("gates", "<u8"),
@@ -173,8 +173,8 @@ def launch(
     columns = num_columns // num_rows
     if not 2 <= columns <= MAX_COLUMNS or not 1 <= codebooks.top_k <= MAX_TOP:
         fail(_OP, f"{codebooks.top_k} candidates in {columns} columns a row")
-    if num_ids < 1 or not 8 <= rank <= _MAX_RANK or rank % 8:
-        fail(_OP, f"codebooks have shape {(num_ids, rank)}: needs a multiple of 8 to {_MAX_RANK}")
+    if num_ids < 1 or not 8 <= rank <= MAX_RANK or rank % 8:
+        fail(_OP, f"codebooks have shape {(num_ids, rank)}: needs a multiple of 8 to {MAX_RANK}")
     params = np.zeros((), _PARAMS)
     params["columns"], params["candidates"] = columns, codebooks.top_k
     params["rank"], params["num_ids"], params["num_proposals"] = rank, num_ids, num_proposals

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from ninfer.contract.errors import OptionError
 from ninfer.contract.model import ModelConfig, ModelSource
 from ninfer.contract.units import MemoryPlan
+from ninfer.models.dflash_parameters import dflash_objects
 from ninfer.models.synthetic import SYNTHETIC_MODELS
+from ninfer.models.synthetic_drafts import NUM_TOKEN_IDS, SYNTHETIC_DRAFTS
 from ninfer.options import EngineOptions, flag_of
 from ninfer.program.benchmark import ModelBenchmark
 from ninfer.program.cuda_loader import Bands, WeightFill, build_cuda, open_device, source_fill
@@ -17,6 +19,7 @@ from ninfer.program.executors.cuda import CudaExecutor
 from ninfer.program.executors.cuda_device import unusable_reason
 from ninfer.program.executors.cuda_driver import CudaDriver
 from ninfer.program.executors.cuda_weight_store import WeightStore
+from ninfer.program.executors.dflash_setup import DflashSetup
 from ninfer.program.read_rate import measure_read_rate
 from ninfer.program.synthetic_weights import fill_synthetic
 
@@ -52,12 +55,23 @@ def open_synthetic_benchmark(name: str, options: EngineOptions) -> BenchSetup:
         raise OptionError(
             flag_of("synthetic"), f"{name!r} is not one of {', '.join(SYNTHETIC_MODELS)}"
         )
+    dflash = _synthetic_dflash(name) if options.spec == "dflash" else None
     driver = _open(options)
 
     def fill(store: WeightStore) -> None:
-        fill_synthetic(driver, config, store)
+        fill_synthetic(driver, config, store, dflash)
 
-    return _setup(name, config, driver, options, fill)
+    return _setup(name, config, driver, options, fill, dflash=dflash)
+
+
+def _synthetic_dflash(name: str) -> DflashSetup:
+    config = SYNTHETIC_DRAFTS.get(name)
+    if config is None:
+        raise OptionError(
+            flag_of("spec"), f"dflash is made up for {', '.join(SYNTHETIC_DRAFTS)} only"
+        )
+    objects = dflash_objects(config, has_embedding=False, has_head=False)
+    return DflashSetup(config, objects, None, NUM_TOKEN_IDS)
 
 
 def _open(options: EngineOptions) -> CudaDriver:
@@ -75,10 +89,11 @@ def _setup(
     fill: WeightFill,
     *,
     bands: Bands | None = None,
+    dflash: DflashSetup | None = None,
 ) -> BenchSetup:
     read_rate = measure_read_rate(driver)
     started = time.perf_counter()
-    built = build_cuda(config, driver, options, fill, bands=bands)
+    built = build_cuda(config, driver, options, fill, bands=bands, dflash=dflash)
     start_s = time.perf_counter() - started
     benchmark = ModelBenchmark(
         config,

@@ -28,7 +28,6 @@ class CudaCosts:
     weights: WeightPlan
     limits: DeviceLimits
     kv_dtype: str
-    has_draft_model: bool = False
 
     @property
     def default_prefill_chunk(self) -> int:
@@ -49,12 +48,10 @@ class CudaCosts:
         return min(host_bytes // 4, _MOST_HOST_BYTES)
 
     def page_bytes(self) -> int:
-        return cuda_memory.page_bytes(
-            self.config, self.kv_dtype, has_draft_model=self.has_draft_model
-        )
+        return cuda_memory.page_bytes(self.config, self.kv_dtype, self.weights.draft_shape)
 
     def slot_bytes(self) -> int:
-        return cuda_memory.slot_bytes(self.config, has_draft_model=self.has_draft_model)
+        return cuda_memory.slot_bytes(self.config, self.weights.draft_shape)
 
     def workspace_bytes(self, capacity: Capacity) -> Mapping[str, int]:
         """Buffers, inputs and the sampler; what aligning pages and slots costs is among them."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -25,9 +26,12 @@ from ninfer.kernels.library import DeviceLimits
 from ninfer.options import EngineOptions, flag_of
 from ninfer.program import host_memory
 from ninfer.program.cuda_costs import CudaCosts
-from ninfer.program.draft_choice import components_of, has_draft_model
+from ninfer.program.dflash_loading import DflashDraft, with_draft_tokens
+from ninfer.program.draft_choice import components_of
 from ninfer.program.executors.cuda import CudaExecutor
 from ninfer.program.executors.cuda_device import CudaDevice
+from ninfer.program.executors.cuda_dflash_weights import PREFIX, with_dflash
+from ninfer.program.executors.cuda_dflash_weights import unsupported_reason as unsupported_dflash
 from ninfer.program.executors.cuda_draft_head import with_draft_head
 from ninfer.program.executors.cuda_driver import CudaDriver, HostArray
 from ninfer.program.executors.cuda_support import unsupported_reason
@@ -40,6 +44,8 @@ from ninfer.program.executors.cuda_weights import (
     plan_weights,
 )
 from ninfer.program.executors.cuda_workspace import Workspace, carve_workspace
+from ninfer.program.executors.dflash_setup import DflashSetup
+from ninfer.program.memory_costs import weights_bytes_of
 from ninfer.program.planner import plan_memory
 from ninfer.program.read_ahead import read_ahead
 from ninfer.program.touched_memory import touched_memory
@@ -81,25 +87,42 @@ class BuiltExecutor:
     plan: CudaPlan
 
 
-def load_cuda(source: ModelSource, options: EngineOptions, progress: LoadProgress) -> BuiltExecutor:
+def load_cuda(
+    source: ModelSource,
+    options: EngineOptions,
+    progress: LoadProgress,
+    draft: DflashDraft | None = None,
+) -> BuiltExecutor:
     """Raises OptionError, ModelFileError and DeviceError; nothing stays behind then."""
+    components = components_of(source.config, options)
+    fill = source_fill(source, progress, components)
+    if draft is not None:
+        fill = _fill_behind(source, components, draft, progress)
+        options = with_draft_tokens(options, draft)
     built = build_cuda(
         source.config,
         open_device(options),
         options,
-        source_fill(source, progress, components_of(source.config, options)),
+        fill,
         bands=source.bands,
+        dflash=None if draft is None else draft.setup,
     )
     for name, reason in built.plan.weights.decoded.items():
         _logger.info("%s: %s is decoded to bf16: %s", source.path, name, reason)
     return built
 
 
-def plan_cuda(source: ModelSource, options: EngineOptions) -> MemoryPlan:
+def plan_cuda(
+    source: ModelSource, options: EngineOptions, draft: DflashDraft | None = None
+) -> MemoryPlan:
     """The plan `load_cuda` would follow now. Raises OptionError and DeviceError."""
+    if draft is not None:
+        options = with_draft_tokens(options, draft)
+    setup = None if draft is None else draft.setup
     device = open_device(options)
     try:
-        return plan_on(source.config, device, options, bands=source.bands).memory
+        plan = plan_on(source.config, device, options, bands=source.bands, dflash=setup)
+        return plan.memory
     finally:
         device.close()
 
@@ -125,6 +148,21 @@ def source_fill(
     return fill
 
 
+def _fill_behind(
+    source: ModelSource, components: Sequence[str], draft: DflashDraft, progress: LoadProgress
+) -> WeightFill:
+    """The weights of `source`, then those of its draft model."""
+    fill_target = source_fill(source, draft.behind(progress), components)
+    done_bytes = weights_bytes_of(source.objects, components)
+
+    def fill(store: WeightStore) -> None:
+        fill_target(store)
+        for name, weight in read_ahead(draft.read(progress, done_bytes)):
+            store.put(PREFIX + name, weight)
+
+    return fill
+
+
 def build_cuda(
     config: ModelConfig,
     driver: CudaDriver,
@@ -132,18 +170,20 @@ def build_cuda(
     fill: WeightFill,
     *,
     bands: Bands | None = None,
+    dflash: DflashSetup | None = None,
 ) -> BuiltExecutor:
-    """An executor on `driver`, which it owns; on an error the driver is closed."""
+    """An executor on `driver`, which it owns; on an error the driver is closed. `dflash` is a draft
+    model whose weights `fill` puts too."""
     with ExitStack() as undo:
         undo.callback(driver.close)
-        plan = plan_on(config, driver, options, bands=bands)
+        plan = plan_on(config, driver, options, bands=bands, dflash=dflash)
         with ThreadPoolExecutor(1, thread_name_prefix="ninfer-touch-memory") as beside:
             # Getting memory from the system takes seconds; reading weights does, too.
             touching = beside.submit(touched_memory, plan.memory.host_bytes)
             weights, workspace = _fill_device(config, driver, plan, fill)
             host_blocks = _lock_host_blocks(driver, plan, touching)
         executor = CudaExecutor(
-            config, plan.memory.capacity, driver, weights, workspace, host_blocks
+            config, plan.memory.capacity, driver, weights, workspace, host_blocks, dflash=dflash
         )
         undo.pop_all()
     return BuiltExecutor(executor, plan)
@@ -175,7 +215,12 @@ def _fill_device(
 
 
 def plan_on(
-    config: ModelConfig, driver: CudaDriver, options: EngineOptions, *, bands: Bands | None = None
+    config: ModelConfig,
+    driver: CudaDriver,
+    options: EngineOptions,
+    *,
+    bands: Bands | None = None,
+    dflash: DflashSetup | None = None,
 ) -> CudaPlan:
     """The plan for what is free on the device now. Raises OptionError.
 
@@ -185,24 +230,35 @@ def plan_on(
     reason = unsupported_reason(config)
     if reason is not None:
         raise OptionError(flag_of("executor"), f"cuda cannot run this model: {reason}; cpu can")
+    if dflash is not None:
+        _check_draft(dflash)
     free_bytes, _ = driver.memory_info()
     limits = driver.kernels.limits
+    plan_format = partial(_plan_format, config, limits, options, dflash)
     codes = _formats_of_codes(bands or {})
     if bands is not None and codes and options.weights != "bf16":
         _check_format_of_codes(options.weights, codes)
         name = "+".join(codes)
-        return _plan_format(config, limits, options, name, free_bytes, bands=bands)
+        return plan_format(name, free_bytes, bands=bands)
     if options.weights != "auto":
-        return _plan_format(config, limits, options, options.weights, free_bytes)
+        return plan_format(options.weights, free_bytes)
     useful = min(_USEFUL_CONTEXT_TOKENS, config.max_position_embeddings)
     for name in _AUTO_FORMATS[:-1]:
         try:
-            plan = _plan_format(config, limits, options, name, free_bytes)
+            plan = plan_format(name, free_bytes)
         except OptionError:
             continue
         if options.max_context is not None or plan.memory.capacity.max_context >= useful:
             return plan
-    return _plan_format(config, limits, options, _AUTO_FORMATS[-1], free_bytes)
+    return plan_format(_AUTO_FORMATS[-1], free_bytes)
+
+
+def _check_draft(dflash: DflashSetup) -> None:
+    reason = unsupported_dflash(dflash.config)
+    if reason is not None:
+        raise OptionError(
+            flag_of("draft_model"), f"cuda cannot run this draft model: {reason}; cpu can"
+        )
 
 
 def _formats_of_codes(bands: Bands) -> tuple[str, ...]:
@@ -230,6 +286,7 @@ def _plan_format(
     config: ModelConfig,
     limits: DeviceLimits,
     options: EngineOptions,
+    dflash: DflashSetup | None,
     name: str,
     free_bytes: int,
     *,
@@ -242,13 +299,13 @@ def _plan_format(
             weights = plan_weights(config, WEIGHT_FORMATS[name], components=components)
         else:
             weights = plan_weights(config, WEIGHT_FORMATS["bf16"], bands, components=components)
+        if dflash is not None:
+            weights = with_dflash(weights, dflash)
     except OpContractError as error:
         raise OptionError(flag_of("weights"), f"{name} does not fit this model: {error}") from error
-    if "mtp" in components:
+    if "mtp" in components or (dflash is not None and not dflash.has_head):
         weights = with_draft_head(config, weights)
-    costs = CudaCosts(
-        config, weights, limits, options.kv_dtype, has_draft_model=has_draft_model(options)
-    )
+    costs = CudaCosts(config, weights, limits, options.kv_dtype)
     memory = plan_memory(
         config,
         options,

@@ -7,7 +7,7 @@ read behind the target's.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from ninfer.models.dflash_config import DflashConfig, target_mismatch
 from ninfer.options import EngineOptions, flag_of
 from ninfer.program.executors.cpu import PASS_TOKENS
 from ninfer.program.executors.cpu_dflash import DflashModel
+from ninfer.program.executors.dflash_setup import DflashSetup
 from ninfer.program.executors.draft_shape import dflash_shape
 from ninfer.program.memory_costs import FLOAT32_BYTES, CpuCosts, object_bytes
 from ninfer.program.model_fingerprint import model_fingerprint
@@ -39,9 +40,14 @@ class DflashDraft:
     def weights_bytes(self) -> int:
         return sum(map(object_bytes, self.opened.objects))
 
-    def fingerprint(self) -> str:
-        """Of all that decides the keys in its pages. Raises OSError."""
-        return model_fingerprint(self.opened, "cpu float32")
+    @property
+    def setup(self) -> DflashSetup:
+        opened = self.opened
+        return DflashSetup(opened.config, opened.objects, opened.token_ids, self.num_token_ids)
+
+    def fingerprint(self, numbers: str) -> str:
+        """Of all that decides the keys in its pages, computed in `numbers`. Raises OSError."""
+        return model_fingerprint(self.opened, numbers)
 
     def costs(self, config: ModelConfig) -> CpuCosts:
         """Of the target with this draft."""
@@ -53,15 +59,18 @@ class DflashDraft:
         more = self.weights_bytes
         return lambda stage, done, total: progress(stage, done, total + more)
 
-    def load(self, progress: Progress, done_bytes: int) -> DflashModel:
-        """Read the weights, behind `done_bytes` of the target. Raises ModelFileError."""
+    def read(self, progress: Progress, done_bytes: int) -> Iterator[tuple[str, Float32Array]]:
+        """(name, weight) of every object, behind `done_bytes` of the target. Raises
+        ModelFileError."""
         total = done_bytes + self.weights_bytes
-        weights: dict[str, Float32Array] = {}
         for item, array in self.opened.read_float32():
-            weights[item.name] = array
+            yield item.name, array
             done_bytes += object_bytes(item)
             progress("weights", done_bytes, total)
-        opened = self.opened
+
+    def load(self, progress: Progress, done_bytes: int) -> DflashModel:
+        """The model of the CPU executor. Raises ModelFileError."""
+        weights, opened = dict(self.read(progress, done_bytes)), self.opened
         return DflashModel(opened.config, weights, opened.token_ids, self.num_token_ids)
 
 

@@ -25,6 +25,14 @@ class GraphDriver(Protocol[G]):
     def synchronize(self) -> None: ...
 
 
+def capture_warm(driver: GraphDriver[G], enqueue: Callable[[], None]) -> G:
+    """Run what `enqueue` queues once, so that all kernels are loaded and nothing is set up during a
+    capture, then capture it."""
+    enqueue()
+    driver.synchronize()
+    return driver.capture(enqueue)
+
+
 class DecodeGraphs(Generic[G]):
     """Graphs of batches of 1 .. max_rows rows."""
 
@@ -33,19 +41,17 @@ class DecodeGraphs(Generic[G]):
         driver: GraphDriver[G],
         max_rows: int,
         *,
-        warm_up: Callable[[int], None],
+        prepare: Callable[[int], None],
         enqueue: Callable[[int], None],
     ) -> None:
-        """For each size run `warm_up(num_rows)`, which queues the same on harmless inputs, so that
-        all kernels are loaded and nothing is set up during a capture; then capture `enqueue`."""
+        """For each size `prepare(num_rows)` queues harmless inputs, then `enqueue` is captured."""
         if max_rows < 1:
             raise InvariantError(f"graphs for batches of up to {max_rows} rows")
         self._driver = driver
         self._graphs: list[G] = []
         for num_rows in range(1, max_rows + 1):
-            warm_up(num_rows)
-            driver.synchronize()
-            self._graphs.append(driver.capture(partial(enqueue, num_rows)))
+            prepare(num_rows)
+            self._graphs.append(capture_warm(driver, partial(enqueue, num_rows)))
 
     @property
     def max_rows(self) -> int:

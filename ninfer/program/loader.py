@@ -54,9 +54,9 @@ def load_program(
     if _takes_cuda(options):
         from ninfer.program.cuda_loader import load_cuda
 
-        built = load_cuda(source, options, progress)
+        built = load_cuda(source, options, progress, draft)
         numbers = f"cuda {built.plan.weight_format} {built.plan.kv_dtype}"
-        return _make_program(source, options, built.executor, built.plan.memory, numbers)
+        return _make_program(source, options, built.executor, built.plan.memory, numbers, draft)
     executor, plan = _load_cpu(source, options, progress, draft)
     return _make_program(source, options, executor, plan, "cpu float32", draft)
 
@@ -68,7 +68,7 @@ def plan_model(source: ModelSource, options: EngineOptions) -> MemoryPlan:
     if _takes_cuda(options):
         from ninfer.program.cuda_loader import plan_cuda
 
-        return plan_cuda(source, options)
+        return plan_cuda(source, options, draft)
     return _plan_cpu(source, options, draft)
 
 
@@ -84,11 +84,6 @@ def _takes_cuda(options: EngineOptions) -> bool:
             if options.cpu_threads is not None:
                 raise OptionError(
                     flag_of("cpu_threads"), "it is for the CPU, and here the model runs on a GPU"
-                )
-            if options.spec == "dflash":
-                raise OptionError(
-                    flag_of("spec"),
-                    "dflash is for the CPU so far, and here the model runs on a GPU",
                 )
             return True
         if options.executor == "cuda":
@@ -168,7 +163,7 @@ def _open_disk(
         if has_draft_model(options):
             numbers = f"{numbers} {options.spec}"
         if draft is not None:
-            numbers = f"{numbers} {draft.fingerprint()}"
+            numbers = f"{numbers} {draft.fingerprint(numbers)}"
         fingerprint = model_fingerprint(source, numbers)
         layout = DiskLayout(fingerprint, block_bytes, num_state_blocks)
         return DiskStore(Path(options.cache_dir), options.cache_dir_bytes, layout)

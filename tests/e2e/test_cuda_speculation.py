@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import pytest
@@ -16,8 +16,10 @@ from ninfer.engine.speculation.drafter import MakeDrafter
 from ninfer.engine.speculation.row_drafter import RowDrafter
 from ninfer.options import EngineOptions
 from ninfer.program.cuda_loader import load_cuda
+from ninfer.program.dflash_loading import open_dflash_draft
 from ninfer.program.program import ModelProgram
 from tests.helpers.cuda_models import require_device
+from tests.helpers.dflash_checkpoints import DflashSpec, write_dflash
 from tests.helpers.guided_rig import (
     MAX_CONTEXT,
     GuidedAnswer,
@@ -30,6 +32,32 @@ from tests.helpers.speculation_matrix import KINDS, cases, request_of, shown
 
 pytestmark = pytest.mark.gpu
 
+DRAFTS = {
+    "dflash": DflashSpec(
+        hidden_size=384,
+        vocab_size=4096,
+        head_dim=64,
+        num_target_layers=12,
+        mask_token_id=4090,
+        tap_layers=(2, 6, 10),
+        intermediate_size=128,
+        block_size=16,
+    ),
+    "dflash2": DflashSpec(
+        hidden_size=384,
+        vocab_size=4096,
+        head_dim=32,
+        num_target_layers=12,
+        mask_token_id=4090,
+        tap_layers=(1, 11),
+        intermediate_size=128,
+        block_size=16,
+        is_second=True,
+        is_causal=False,
+        selector_rank=16,
+        selector_top_k=16,
+    ),
+}
 OPTIONS = EngineOptions(
     executor="cuda",
     weights="bf16",
@@ -47,7 +75,8 @@ async def engine_on_device(
 ) -> AsyncIterator[Engine]:
     require_device()
     chosen = dataclasses.replace(OPTIONS, **options)  # type: ignore[arg-type]
-    built = load_cuda(model.source, chosen, lambda *_: None)
+    draft = open_dflash_draft(model.source, chosen)
+    built = load_cuda(model.source, chosen, lambda *_: None, draft)
     program = ModelProgram(model.source.config, built.executor, built.plan.memory.capacity)
     engine = Engine(program, max_pending=256, queue_timeout_s=600.0, make_drafter=make_drafter)
     await engine.start()
@@ -76,19 +105,34 @@ def plain(model: GuidedModel) -> list[GuidedAnswer]:
     return asyncio.run(ask())
 
 
-@pytest.mark.parametrize(("draft_tokens", "lanes"), [(1, 2), (3, 4), (8, 8)])
-@pytest.mark.parametrize("spec", ["ngram", "mtp"])
+@pytest.fixture(scope="module")
+def drafts_of(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Mapping[str, str]]:
+    """Options of each kind of speculation."""
+    kinds = {"ngram": {"spec": "ngram"}, "mtp": {"spec": "mtp"}}
+    for name, draft in DRAFTS.items():
+        folder = write_dflash(tmp_path_factory.mktemp(name), draft)
+        kinds[name] = {"spec": "dflash", "draft_model": str(folder)}
+    return kinds
+
+
+@pytest.mark.parametrize(("draft_tokens", "lanes"), [(1, 2), (3, 4), (15, 8)])
+@pytest.mark.parametrize("spec", ["ngram", "mtp", "dflash", "dflash2"])
 async def test_random_drafts_change_nothing(
-    model: GuidedModel, plain: list[GuidedAnswer], spec: str, draft_tokens: int, lanes: int
+    model: GuidedModel,
+    plain: list[GuidedAnswer],
+    drafts_of: Mapping[str, Mapping[str, str]],
+    spec: str,
+    draft_tokens: int,
+    lanes: int,
 ) -> None:
-    """They know what is coming and are wrong from some place on; with mtp every other one is its
-    proposal."""
+    """They know what is coming and are wrong from some place on; with a draft model every other one
+    is its proposal."""
     vocab_size = model.source.config.vocab_size
     drafters = oracles(
         lambda request: plain[request.sampling.seed].token_ids, vocab_size, draft_tokens
     )
     async with engine_on_device(
-        model, drafters, spec=spec, draft_tokens=draft_tokens, max_concurrency=lanes
+        model, drafters, **drafts_of[spec], draft_tokens=draft_tokens, max_concurrency=lanes
     ) as engine:
         found = await answers(engine, await requests(model))
         assert list(map(shown, found)) == list(map(shown, plain))

@@ -11,6 +11,7 @@ import pytest
 from ninfer.contract.model import ModelSource
 from ninfer.options import EngineOptions
 from ninfer.program.cuda_loader import load_cuda
+from ninfer.program.dflash_loading import DflashDraft, open_dflash_draft
 from ninfer.program.executors.cuda import CudaExecutor
 from ninfer.program.executors.cuda_device import unusable_reason
 from tests.helpers.executor_driver import MAX_SEQUENCES, PAGES_PER_SEQUENCE
@@ -39,10 +40,12 @@ def require_device() -> None:
 
 @contextmanager
 def cuda_executor(
-    source: ModelSource, options: EngineOptions = SMALL_OPTIONS
+    source: ModelSource, options: EngineOptions = SMALL_OPTIONS, draft: DflashDraft | None = None
 ) -> Iterator[CudaExecutor]:
+    """`draft` by default what the options name."""
     require_device()
-    executor = load_cuda(source, options, lambda *_: None).executor
+    draft = draft or open_dflash_draft(source, options)
+    executor = load_cuda(source, options, lambda *_: None, draft).executor
     try:
         yield executor
     finally:

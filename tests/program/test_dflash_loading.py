@@ -117,7 +117,7 @@ def test_caches_of_other_drafts_are_other_caches(tmp_path: Path) -> None:
     def fingerprint(name: str, spec: DflashSpec) -> str:
         draft = open_dflash_draft(source(), options(tmp_path / name, spec))
         assert draft is not None
-        return draft.fingerprint()
+        return draft.fingerprint("cpu float32")
 
     again = fingerprint("a", SPEC)
     assert again == fingerprint("b", SPEC)

@@ -1,4 +1,4 @@
-"""DecodeGraphs: a graph for every size, captured after a warm-up, replayed by exact size."""
+"""DecodeGraphs: a graph for every size, captured after a run, replayed by exact size."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ class Recorder:
         self.captured: list[int] | None = None
 
     def enqueue(self, num_rows: int) -> None:
-        assert self.captured is not None
-        self.captured.append(num_rows)
+        if self.captured is None:
+            self.events.append(("run", num_rows))
+        else:
+            self.captured.append(num_rows)
 
-    def warm_up(self, num_rows: int) -> None:
+    def prepare(self, num_rows: int) -> None:
         assert self.captured is None
-        self.events.append(("warm up", num_rows))
+        self.events.append(("prepare", num_rows))
 
     def capture(self, enqueue: Callable[[], None]) -> list[int]:
         self.captured = []
@@ -40,15 +42,15 @@ class Recorder:
 
 
 def graphs_of(recorder: Recorder, max_rows: int) -> DecodeGraphs[list[int]]:
-    return DecodeGraphs(recorder, max_rows, warm_up=recorder.warm_up, enqueue=recorder.enqueue)
+    return DecodeGraphs(recorder, max_rows, prepare=recorder.prepare, enqueue=recorder.enqueue)
 
 
-def test_every_size_is_warmed_up_then_captured() -> None:
+def test_every_size_is_run_once_then_captured() -> None:
     recorder = Recorder()
     assert graphs_of(recorder, 2).max_rows == 2
     assert recorder.events == [
-        ("warm up", 1), ("synchronize", 0), ("capture", 1),
-        ("warm up", 2), ("synchronize", 0), ("capture", 2),
+        ("prepare", 1), ("run", 1), ("synchronize", 0), ("capture", 1),
+        ("prepare", 2), ("run", 2), ("synchronize", 0), ("capture", 2),
     ]  # fmt: skip
 
 
@@ -72,12 +74,12 @@ def test_no_graphs_at_all_are_refused() -> None:
         graphs_of(Recorder(), 0)
 
 
-def test_a_failing_warm_up_reaches_the_caller() -> None:
+def test_a_failing_first_run_reaches_the_caller() -> None:
     recorder = Recorder()
 
     def fail(num_rows: int) -> None:
         raise DeviceError(f"no kernel for {num_rows}")
 
     with pytest.raises(DeviceError, match="no kernel for 1"):
-        DecodeGraphs(recorder, 2, warm_up=fail, enqueue=recorder.enqueue)
-    assert recorder.events == []
+        DecodeGraphs(recorder, 2, prepare=recorder.prepare, enqueue=fail)
+    assert recorder.events == [("prepare", 1)]

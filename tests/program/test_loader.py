@@ -19,11 +19,12 @@ from ninfer.contract.prompt import PreparedPrompt
 from ninfer.contract.sampling import SamplingParams
 from ninfer.convert.source import open_model
 from ninfer.options import EngineOptions
-from ninfer.program import host_memory
+from ninfer.program import cuda_loader, host_memory
 from ninfer.program.executors import cuda_device
 from ninfer.program.executors.cuda_device import unusable_reason
 from ninfer.program.loader import load_program, plan_model
-from tests.helpers.dflash_checkpoints import DflashSpec, write_dflash
+from tests.helpers.dflash_checkpoints import DflashSpec, dflash_values, write_dflash
+from tests.helpers.fake_cuda import FakeCuda
 from tests.helpers.model_paths import GOLDEN, golden_model
 from tests.helpers.program_driver import decode, prefill
 
@@ -181,10 +182,32 @@ def test_threads_of_the_cpu_are_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch
         plan_model(open_model(golden_model(CASE)), EngineOptions(cpu_threads=2))
 
 
-def test_draft_models_are_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_draft_models_are_planned_on_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(cuda_device, "unusable_reason", lambda _index=0: None)
+    monkeypatch.setattr(cuda_loader, "open_device", lambda _options: FakeCuda())
+    source = open_model(golden_model("qwen3_5-dense"))
+    plain = plan_model(source, EngineOptions(weights="bf16"))
+    spec = DflashSpec(head_dim=32)
+    options = EngineOptions(
+        weights="bf16", spec="dflash", draft_model=str(write_dflash(tmp_path, spec))
+    )
+    plan = plan_model(source, options)
+    assert (plan.capacity.max_draft_tokens, plan.capacity.has_draft_model) == (5, True)
+    values = sum(array.size for array in dflash_values(spec).values())
+    assert plan.weights_bytes - plain.weights_bytes >= 2 * values
+    stored_dim = 64
+    kv = 2 * 64 * spec.num_layers * spec.num_kv_heads * stored_dim * 2
+    assert plan.detail["page_bytes"] - plain.detail["page_bytes"] == kv
+    assert plan.detail["slot_bytes"] == plain.detail["slot_bytes"]
+
+
+def test_draft_models_without_kernels_are_refused_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cuda_device, "unusable_reason", lambda _index=0: None)
+    monkeypatch.setattr(cuda_loader, "open_device", lambda _options: FakeCuda())
     options = EngineOptions(spec="dflash", draft_model=str(write_dflash(tmp_path, DflashSpec())))
-    with pytest.raises(OptionError, match="--spec: dflash is for the CPU so far, and here the mod"):
+    with pytest.raises(OptionError, match=r"--draft-model: cuda cannot run .* heads of 16"):
         plan_model(open_model(golden_model("qwen3_5-dense")), options)
 
 

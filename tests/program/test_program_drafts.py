@@ -10,7 +10,7 @@ import pytest
 from ninfer.contract.errors import InvariantError
 from ninfer.contract.program import Draft, SequenceHandle, SequenceSpec
 from ninfer.contract.sampling import GeneratedToken, SamplingParams
-from ninfer.contract.units import Capacity, RowOutput, UnitRow
+from ninfer.contract.units import MAX_DRAFT_TOKENS, Capacity, RowOutput, UnitRow
 from ninfer.program.program import ModelProgram
 from tests.helpers import program_driver
 from tests.helpers.fake_executor import FakeExecutor
@@ -229,8 +229,8 @@ async def test_an_executor_that_accepts_what_was_not_drafted(
 
 
 def test_a_program_is_not_made_for_more_than_its_executor_verifies() -> None:
-    capacity = replace(CAPACITY, max_draft_tokens=9)
-    with pytest.raises(InvariantError, match="drafts of 9 tokens"):
+    capacity = replace(CAPACITY, max_draft_tokens=MAX_DRAFT_TOKENS + 1)
+    with pytest.raises(InvariantError, match="drafts of 16 tokens"):
         ModelProgram(
             hybrid_config(vocab_size=VOCAB_SIZE), FakeExecutor(VOCAB_SIZE, capacity), capacity
         )

@@ -35,11 +35,13 @@ from ninfer.program.executors.cpu_batch import check_rows
 from ninfer.program.executors.cuda_buffers import SMALL_TOKENS
 from ninfer.program.executors.cuda_choice import TokenChoice
 from ninfer.program.executors.cuda_decode import DecodeSteps
+from ninfer.program.executors.cuda_dflash import CudaDflash
 from ninfer.program.executors.cuda_driver import CudaDriver, Graph, HostArray
 from ninfer.program.executors.cuda_inputs import UnitTensors
-from ninfer.program.executors.cuda_model import CudaModel
+from ninfer.program.executors.cuda_model import CudaModel, Taps
 from ninfer.program.executors.cuda_mover import CudaMover
 from ninfer.program.executors.cuda_mtp import CudaMtp
+from ninfer.program.executors.cuda_round_draft import RoundDraft
 from ninfer.program.executors.cuda_rounds import Rounds
 from ninfer.program.executors.cuda_scores import score_inputs
 from ninfer.program.executors.cuda_small_units import SmallUnits
@@ -47,6 +49,7 @@ from ninfer.program.executors.cuda_tensor import DeviceTensor
 from ninfer.program.executors.cuda_watch import LONGEST_UNIT_S, DeviceWatch
 from ninfer.program.executors.cuda_weights import DeviceWeights
 from ninfer.program.executors.cuda_workspace import Workspace
+from ninfer.program.executors.dflash_setup import DflashSetup
 from ninfer.program.graphs import DecodeGraphs
 
 
@@ -67,14 +70,16 @@ class CudaExecutor:
         workspace: Workspace,
         host_blocks: HostArray,
         *,
+        dflash: DflashSetup | None = None,
         longest_unit_s: float = LONGEST_UNIT_S,
     ) -> None:
+        """dflash   the draft model whose weights are there too"""
         self._config = config
         self._driver = driver
         self._watch = DeviceWatch(driver, longest_unit_s)
         self._workspace = workspace
-        self._model = CudaModel(config, driver, weights, workspace)
-        self._has_states = config.num_gdn_layers > 0 or capacity.has_draft_model
+        self._model = CudaModel(config, driver, weights, workspace, _taps_of(dflash, workspace))
+        self._has_states = config.num_gdn_layers > 0 or workspace.memory.hidden is not None
         self._is_closed = False
         self._mover = CudaMover(
             driver,
@@ -89,9 +94,11 @@ class CudaExecutor:
             workspace.logits,
             max_rows=capacity.max_concurrency,
         )
-        self._mtp: CudaMtp | None = None
-        if capacity.has_draft_model:
-            self._mtp = CudaMtp(config, driver, weights, workspace)
+        self._draft: RoundDraft | None = None
+        if dflash is not None:
+            self._draft = CudaDflash(dflash, capacity, driver, weights, workspace)
+        elif capacity.has_draft_model:
+            self._draft = CudaMtp(config, driver, weights, workspace)
         self._max_draft_tokens = capacity.max_draft_tokens
         self._rounds: Rounds | None = None
         if capacity.max_draft_tokens:
@@ -101,14 +108,14 @@ class CudaExecutor:
                 driver,
                 self._watch,
                 self._model,
-                self._mtp,
+                self._draft,
                 workspace,
                 self._mover,
                 self._choice,
                 lambda num_rows: warm_up_rows(num_rows, 1),
             )
         self._steps: DecodeSteps | None = None
-        if self._mtp is None:
+        if self._draft is None:
             self._steps = DecodeSteps(
                 driver,
                 self._watch,
@@ -124,7 +131,7 @@ class CudaExecutor:
             driver,
             workspace.small_window,
             max_tokens=min(SMALL_TOKENS, capacity.prefill_chunk),
-            queue_layers=self._queue_small_unit,
+            queue_layers=self._model.queue_hidden,
             warm_up_row=warm_up_rows(1, 1)[0],
         )
         self._warm_up_prompts(capacity.prefill_chunk)
@@ -211,7 +218,7 @@ class CudaExecutor:
 
     @property
     def has_draft_model(self) -> bool:
-        return self._mtp is not None
+        return self._draft is not None
 
     @property
     def pads_rows(self) -> bool:
@@ -259,8 +266,8 @@ class CudaExecutor:
 
     def _queue_absorb(self, prompt: _Prompt) -> None:
         """Let the draft model follow a prompt's unit."""
-        if self._mtp is not None:
-            self._mtp.queue_absorb(prompt.unit, prompt.stream, prompt.num_inputs)
+        if self._draft is not None:
+            self._draft.queue_absorb(prompt.unit, prompt.stream, prompt.num_inputs)
 
     async def _scores(
         self, hidden: DeviceTensor, score: ScoreRow, start: int
@@ -279,9 +286,7 @@ class CudaExecutor:
         """Queue one decode step between the copies in and the copy out, or only up to its logits:
         what the graphs hold. Called by benchmarks too, between units only."""
         unit = self._workspace.decode_inputs.tensors(num_rows, num_rows)
-        hidden = self._model.queue_embedding(unit)
-        for _ in self._model.queue_layers(unit, hidden):
-            pass
+        hidden = self._model.queue_hidden(unit)
         logits = self._workspace.logits(num_rows)
         self._model.queue_decode_logits(hidden, logits)
         if chooses:
@@ -313,33 +318,26 @@ class CudaExecutor:
         self._mover.queue_copies((row,))
         if row.token_ids.size <= SMALL_TOKENS:
             return _Prompt(*self._small_units.queue(row), row.token_ids.size)
-        unit, hidden = self._queue_prompt(row)
+        unit = self._queue_prompt(row)
+        hidden = self._model.queue_embedding(unit)
         for _ in self._model.queue_layers(unit, hidden):
             await asyncio.sleep(0)
         return _Prompt(unit, hidden, row.token_ids.size)
 
-    def _queue_small_unit(self, unit: UnitTensors) -> DeviceTensor:
-        hidden = self._model.queue_embedding(unit)
-        for _ in self._model.queue_layers(unit, hidden):
-            pass
-        return hidden
-
-    def _queue_prompt(self, row: UnitRow) -> tuple[UnitTensors, DeviceTensor]:
-        """Queue a prompt's inputs up to the first layer."""
+    def _queue_prompt(self, row: UnitRow) -> UnitTensors:
+        """Queue a prompt's inputs."""
         inputs, num_tokens = self._workspace.prefill_inputs, row.token_ids.size
         inputs.write_prompt(row)
         inputs.queue_copy(1, num_tokens)
-        unit = inputs.tensors(1, num_tokens)
-        return unit, self._model.queue_embedding(unit)
+        return inputs.tensors(1, num_tokens)
 
     def _warm_up_prompts(self, prefill_chunk: int) -> None:
         """Units of the large regime and of the largest size: kernels and cuBLAS load what they
         need."""
         for num_tokens in sorted({min(SMALL_TOKENS, prefill_chunk), prefill_chunk}):
             (row,) = warm_up_rows(1, num_tokens)
-            unit, hidden = self._queue_prompt(row)
-            for _ in self._model.queue_layers(unit, hidden):
-                pass
+            unit = self._queue_prompt(row)
+            hidden = self._model.queue_hidden(unit)
             self._model.queue_logits(hidden.rows(0, 1), self._workspace.logits(1))
             self._queue_absorb(_Prompt(unit, hidden, num_tokens))
             self._driver.synchronize()
@@ -358,6 +356,12 @@ class _Prompt:
     def hidden(self) -> DeviceTensor:
         """The residual stream of the inputs."""
         return self.stream.rows(0, self.num_inputs)
+
+
+def _taps_of(dflash: DflashSetup | None, workspace: Workspace) -> Taps | None:
+    if dflash is None or workspace.rounds is None or workspace.rounds.dflash is None:
+        return None
+    return Taps(dflash.config.tap_layers, workspace.rounds.dflash.taps)
 
 
 def warm_up_rows(num_rows: int, num_tokens: int) -> tuple[UnitRow, ...]:

@@ -21,6 +21,11 @@ from ninfer.ops import (
 )
 from ninfer.ops.kv_pages import stored_dim
 from ninfer.ops.moe_pairs import SortedPairs
+from ninfer.program.executors.cuda_dflash_widths import (
+    NO_DFLASH_WIDTHS,
+    dflash_attention_values,
+    dflash_widths,
+)
 from ninfer.program.executors.cuda_tensor import Arena, DeviceTensor
 from ninfer.program.executors.cuda_weights import HEAD, WeightPlan
 
@@ -153,9 +158,16 @@ def carve_buffers(
 ) -> UnitBuffers:
     """InvariantError when the arena is too small."""
     hidden, att = config.hidden_size, config.attention
+    query = att.num_heads * stored_dim(att.head_dim)
     partial_results = paged_attention_decode.workspace_size(
         sizes.max_small, att.num_heads, stored_dim(att.head_dim), max_pages
     )
+    widths = NO_DFLASH_WIDTHS
+    if weights.dflash is not None:
+        dflash = weights.dflash.config
+        widths = dflash_widths(dflash)
+        more = dflash_attention_values(dflash, sizes.max_small, max_pages)
+        partial_results = max(partial_results, more)
     single = [matrix for matrix in weights.matrices if matrix.num_experts is None]
     partials = max(
         linear_small_t.workspace_size(
@@ -171,12 +183,14 @@ def carve_buffers(
         hidden=arena.take((sizes.max_tokens, hidden), "uint16"),
         normed=arena.take((sizes.max_tokens, hidden), "uint16"),
         square_sums=arena.take((sizes.max_small, -(-hidden // 32)), "float32"),
-        projected=arena.take((sizes.max_tokens * _widest_projection(config),), "uint16"),
-        mixed=arena.take((sizes.max_tokens * _widest_mixed(config),), "uint16"),
+        projected=arena.take(
+            (sizes.max_tokens * max(_widest_projection(config), widths.projected),), "uint16"
+        ),
+        mixed=arena.take((sizes.max_tokens * max(_widest_mixed(config), widths.mixed),), "uint16"),
         logits=carve_logits(arena, sizes.max_small, config.vocab_size),
         partials=arena.take((partials,), "float32"),
         unpacked=arena.take((unpacked,), "uint16"),
-        query=arena.take((sizes.max_tokens * att.num_heads * stored_dim(att.head_dim),), "uint16"),
+        query=arena.take((sizes.max_tokens * max(query, widths.query),), "uint16"),
         attention=arena.take((partial_results,), "float32"),
         scratch=arena.take((_scratch_bytes(config, sizes, limits),), "uint8"),
         moe=carve_moe_buffers(arena, config, sizes),

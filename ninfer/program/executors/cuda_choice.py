@@ -35,7 +35,7 @@ class TokenChoice:
         self._sampler = sampler
         self._logits = logits
         self._graphs = DecodeGraphs[Graph](
-            driver, max_rows, warm_up=self._warm_up, enqueue=self._queue_masked
+            driver, max_rows, prepare=self._prepare, enqueue=self._queue_masked
         )
         self.masks = MaskFiller(sampler.host_masks)
 
@@ -76,10 +76,9 @@ class TokenChoice:
     def close(self) -> None:
         self.masks.close()
 
-    def _warm_up(self, num_rows: int) -> None:
+    def _prepare(self, num_rows: int) -> None:
         self._sampler.write((unused_sample(),) * num_rows)
         self._sampler.queue_copy_in(num_rows)
-        self._queue_masked(num_rows)
 
     def _queue_masked(self, num_rows: int) -> None:
         self._sampler.queue_masked(self._logits(num_rows))

@@ -10,7 +10,6 @@ others       a graph up to the logits; the choice, under masks and counts that f
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 from ninfer.contract.arrays import IntArray
 from ninfer.contract.units import RowOutput, UnitRow
@@ -105,17 +104,16 @@ class DecodeSteps:
         return DecodeGraphs(
             self._driver,
             max_rows,
-            warm_up=partial(self._warm_up, chooses=chooses),
+            prepare=self._prepare,
             enqueue=lambda num_rows: self._queue_step_of(num_rows, chooses),
         )
 
-    def _warm_up(self, num_rows: int, *, chooses: bool) -> None:
+    def _prepare(self, num_rows: int) -> None:
         rows = self._warm_up_rows(num_rows)
         self._write_inputs(rows)
         self._workspace.sampler.write(samples_of(rows))
         self._workspace.decode_inputs.queue_copy(num_rows, num_rows)
         self._workspace.sampler.queue_copy_in(num_rows)
-        self._queue_step_of(num_rows, chooses)
 
     def _queue_step(self, rows: tuple[UnitRow, ...], *, chooses: bool) -> StepAhead:
         """Queue a step whose tokens are known. Nothing may be queued."""

@@ -87,14 +87,20 @@ class GuessHead:
         self._name = HEAD if draft_logits is None else DRAFT_HEAD
         self._logits = head_logits if draft_logits is None else draft_logits
         if draft_logits is not None:
-            num_bytes = draft_logits.shape[0] * draft_logits.row_stride * draft_logits.itemsize
-            driver.fill(draft_logits.address, _UNLISTED_BYTE, num_bytes)
+            fill_unlisted(driver, draft_logits)
 
     def queue(self, normed: DeviceTensor) -> DeviceTensor:
         """f32 [R, V] of the draft model's outputs [R, C]."""
         logits = self._logits.rows(0, normed.shape[0])
         self._products.small(self._name, normed, logits, epilogue=Epilogue.STORE_FLOAT)
         return logits
+
+
+def fill_unlisted(driver: CudaDriver, logits: DeviceTensor) -> None:
+    """Queue logits f32 [R, V] lower than any, for tokens that no head has a row for."""
+    driver.fill(
+        logits.address, _UNLISTED_BYTE, logits.shape[0] * logits.row_stride * logits.itemsize
+    )
 
 
 def make_draft_head(

@@ -5,9 +5,9 @@
                     int8  codes in that shape, then f16 scales [pages][2][Hk][64][D / 64]
     StateImages     conv bf16 [slots][L][conv_dim][W - 1], oldest input first
                     recurrent f32 [slots][L][Hv][dv][dk]
-                    hidden bf16 [slots][C], with a draft model: what it continues from
+                    hidden bf16 [slots][C], with an MTP module: what it continues from
 
-The draft model's layer is one more layer of KV, the last.
+Layers of a draft model are more layers of KV, the last.
 
 D is kv_pages.stored_dim of a head. K is stored normed and rotated. Slot ROOT_SLOT is zeroed and
 never written.
@@ -22,6 +22,7 @@ from ninfer.contract.model import ModelConfig
 from ninfer.contract.units import PAGE_TOKENS, Capacity
 from ninfer.ops.kv_pages import stored_dim
 from ninfer.program.executors.cuda_tensor import Arena, DeviceTensor
+from ninfer.program.executors.draft_shape import NO_DRAFT_SHAPE, DraftShape, KvShape
 
 INT8_GROUP: Final = 64
 """Values of a head that share a scale in int8 pages."""
@@ -37,8 +38,8 @@ class KvLayer:
 
 @dataclass(frozen=True, slots=True)
 class CudaMemory:
-    """What outlives a unit; conv and recurrent are None without GDN layers, hidden without a draft
-    model."""
+    """What outlives a unit; conv and recurrent are None without GDN layers, hidden without an MTP
+    module."""
 
     kv: tuple[KvLayer, ...]
     conv: DeviceTensor | None
@@ -47,12 +48,15 @@ class CudaMemory:
 
 
 def carve_memory(
-    arena: Arena, config: ModelConfig, capacity: Capacity, kv_dtype: str
+    arena: Arena,
+    config: ModelConfig,
+    capacity: Capacity,
+    kv_dtype: str,
+    draft: DraftShape = NO_DRAFT_SHAPE,
 ) -> CudaMemory:
     """`kv_dtype` is bf16, fp8 or int8."""
     kv = tuple(
-        _kv_layer(arena, config, capacity.num_pages, kv_dtype)
-        for _ in range(_num_kv_layers(config, capacity.has_draft_model))
+        _kv_layer(arena, shape, capacity.num_pages, kv_dtype) for shape in _kv_shapes(config, draft)
     )
     conv, recurrent, hidden = None, None, None
     gdn = config.gdn
@@ -61,21 +65,19 @@ def carve_memory(
         state = (gdn.num_value_heads, gdn.value_head_dim, gdn.key_head_dim)
         conv = arena.take((*slots, gdn.conv_dim, gdn.conv_width - 1), "uint16")
         recurrent = arena.take((*slots, *state), "float32")
-    if capacity.has_draft_model:
-        hidden = arena.take((capacity.num_slots, config.hidden_size), "uint16")
+    if draft.hidden_size:
+        hidden = arena.take((capacity.num_slots, draft.hidden_size), "uint16")
     return CudaMemory(kv, conv, recurrent, hidden)
 
 
-def page_bytes(config: ModelConfig, kv_dtype: str, *, has_draft_model: bool = False) -> int:
+def page_bytes(config: ModelConfig, kv_dtype: str, draft: DraftShape = NO_DRAFT_SHAPE) -> int:
     """One page in every layer that has KV."""
-    layer = _kv_layer(Arena(), config, 1, kv_dtype)
-    size = layer.pages.num_bytes + (0 if layer.scales is None else layer.scales.num_bytes)
-    return size * _num_kv_layers(config, has_draft_model)
+    return sum(_page_bytes(shape, kv_dtype) for shape in _kv_shapes(config, draft))
 
 
-def slot_bytes(config: ModelConfig, *, has_draft_model: bool = False) -> int:
-    """One StateImage; 0 for a model without GDN layers and draft model."""
-    hidden = 2 * config.hidden_size if has_draft_model else 0
+def slot_bytes(config: ModelConfig, draft: DraftShape = NO_DRAFT_SHAPE) -> int:
+    """One StateImage; 0 for a model without GDN layers and MTP module."""
+    hidden = 2 * draft.hidden_size
     gdn = config.gdn
     if gdn is None:
         return hidden
@@ -84,14 +86,20 @@ def slot_bytes(config: ModelConfig, *, has_draft_model: bool = False) -> int:
     return config.num_gdn_layers * (window + recurrent) + hidden
 
 
-def _num_kv_layers(config: ModelConfig, has_draft_model: bool) -> int:
-    return config.num_attention_layers + has_draft_model
-
-
-def _kv_layer(arena: Arena, config: ModelConfig, num_pages: int, kv_dtype: str) -> KvLayer:
+def _kv_shapes(config: ModelConfig, draft: DraftShape) -> tuple[KvShape, ...]:
     att = config.attention
-    heads = (num_pages, 2, att.num_kv_heads, PAGE_TOKENS)
-    shape = (*heads, stored_dim(att.head_dim))
+    own = KvShape(att.num_kv_heads, att.head_dim)
+    return (own,) * config.num_attention_layers + draft.layers
+
+
+def _page_bytes(shape: KvShape, kv_dtype: str) -> int:
+    layer = _kv_layer(Arena(), shape, 1, kv_dtype)
+    return layer.pages.num_bytes + (0 if layer.scales is None else layer.scales.num_bytes)
+
+
+def _kv_layer(arena: Arena, layer: KvShape, num_pages: int, kv_dtype: str) -> KvLayer:
+    heads = (num_pages, 2, layer.num_kv_heads, PAGE_TOKENS)
+    shape = (*heads, stored_dim(layer.head_dim))
     if kv_dtype == "bf16":
         return KvLayer(arena.take(shape, "uint16"), None)
     if kv_dtype == "fp8":

@@ -12,10 +12,11 @@ regime a unit takes depends on its own columns alone.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from ninfer.contract.model import LayerConfig, MixerKind, ModelConfig
-from ninfer.ops import embedding
+from ninfer.ops import copy_rows, embedding
 from ninfer.ops.gdn_fold import FoldLayer
 from ninfer.ops.linear_small_t import Epilogue
 from ninfer.program.executors.cuda_attention import AttentionMixer
@@ -24,7 +25,7 @@ from ninfer.program.executors.cuda_driver import CudaDriver
 from ninfer.program.executors.cuda_gdn import GdnMixer
 from ninfer.program.executors.cuda_inputs import UnitTensors
 from ninfer.program.executors.cuda_mlp import make_mlp
-from ninfer.program.executors.cuda_products import Products
+from ninfer.program.executors.cuda_products import NormRule, Products
 from ninfer.program.executors.cuda_tensor import DeviceTensor
 from ninfer.program.executors.cuda_weights import EMBED, HEAD, DeviceWeights
 from ninfer.program.executors.cuda_workspace import Workspace
@@ -39,16 +40,32 @@ class Block(Protocol):
     def queue_large(self, hidden: DeviceTensor, unit: UnitTensors) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Taps:
+    """columns bf16 [N, len(layers) * C]: the residual stream behind each of `layers`, side by
+    side."""
+
+    layers: tuple[int, ...]
+    columns: DeviceTensor
+
+
 class CudaModel:
     """The text model over weights and workspace on the device."""
 
     def __init__(
-        self, config: ModelConfig, driver: CudaDriver, weights: DeviceWeights, workspace: Workspace
+        self,
+        config: ModelConfig,
+        driver: CudaDriver,
+        weights: DeviceWeights,
+        workspace: Workspace,
+        taps: Taps | None = None,
     ) -> None:
+        """taps   what a draft model reads of every unit"""
+        self._taps = taps
         self._driver = driver
         self._weights = weights
         self._buffers = workspace.buffers
-        self._products = Products(config, driver, weights, workspace.buffers)
+        self._products = Products(NormRule.of(config), driver, weights, workspace.buffers)
         self._layers = tuple(
             (self._mixer(config, layer, workspace), self._mlp(config, layer))
             for layer in config.layers
@@ -73,22 +90,40 @@ class CudaModel:
     def queue_layers(self, unit: UnitTensors, hidden: DeviceTensor) -> Iterator[None]:
         """Queue all layers, in place; yields between blocks so that others get a turn."""
         are_few = is_small(unit)
-        for blocks in self._layers:
+        for index, blocks in enumerate(self._layers):
             for block in blocks:
                 if are_few:
                     block.queue_small(hidden, unit)
                 else:
                     block.queue_large(hidden, unit)
                 yield
+            if self._taps is not None and index in self._taps.layers:
+                self._queue_tap(self._taps, index, hidden)
+
+    def queue_hidden(self, unit: UnitTensors) -> DeviceTensor:
+        """Queue embedding and all layers at once; the residual stream [T, C] behind the last."""
+        hidden = self.queue_embedding(unit)
+        for _ in self.queue_layers(unit, hidden):
+            pass
+        return hidden
+
+    def _queue_tap(self, taps: Taps, index: int, hidden: DeviceTensor) -> None:
+        """Keep the residual stream behind layer `index`."""
+        count, width = hidden.shape
+        place = taps.layers.index(index) * width
+        copy_rows.launch(
+            self._driver.kernels,
+            hidden,
+            taps.columns.rows(0, count).columns(place, place + width),
+            num_rows=count,
+            stream=self._driver.stream,
+            is_chained=True,
+        )
 
     @property
     def fold_layers(self) -> list[FoldLayer]:
         """Of the GDN layers in order."""
         return [mixer.fold_layer for mixer, _ in self._layers if isinstance(mixer, GdnMixer)]
-
-    def queue_output(self, hidden: DeviceTensor, output: DeviceTensor) -> None:
-        """output [T, C]: the residual stream behind the last layer, behind the final norm."""
-        self._products.normalise("norm", hidden, output)
 
     def queue_decode_logits(self, hidden: DeviceTensor, logits: DeviceTensor) -> None:
         """logits f32 [R, V] of a small unit's columns, all of them."""

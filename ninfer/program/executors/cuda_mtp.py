@@ -13,7 +13,11 @@ alone; its keys lie in the last layer of the pages, the h in front of a frontier
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Final
+
+import numpy as np
 
 from ninfer.contract.errors import InvariantError
 from ninfer.contract.model import MlpKind, ModelConfig
@@ -21,22 +25,28 @@ from ninfer.ops import copy_rows, draft_input, draft_step
 from ninfer.ops.draft_input import DraftNorms, HiddenRows
 from ninfer.program.executors.cuda_attention import AttentionMixer
 from ninfer.program.executors.cuda_draft_head import GuessHead
-from ninfer.program.executors.cuda_driver import CudaDriver
+from ninfer.program.executors.cuda_driver import CudaDriver, Graph
 from ninfer.program.executors.cuda_inputs import UnitTensors
 from ninfer.program.executors.cuda_mlp import make_mlp
 from ninfer.program.executors.cuda_model import is_small
-from ninfer.program.executors.cuda_products import Products
+from ninfer.program.executors.cuda_products import NormRule, Products
 from ninfer.program.executors.cuda_round_buffers import DraftBuffers, RoundBuffers
 from ninfer.program.executors.cuda_tensor import DeviceTensor
 from ninfer.program.executors.cuda_weights import EMBED, DeviceWeights
-from ninfer.program.executors.cuda_window import WindowTensors
+from ninfer.program.executors.cuda_window import Size, WindowTensors
 from ninfer.program.executors.cuda_workspace import Workspace
+from ninfer.program.graphs import capture_warm
 
 _LAYER: Final = "mtp.layers.0"
 
 
 class CudaMtp:
-    """Queues; the caller waits."""
+    """Implements RoundDraft.
+
+    keys    pairs of right inputs and choices, when nothing is proposed
+    first   those pairs in one pass, and the first guess of every row
+    next    one guess more
+    """
 
     def __init__(
         self, config: ModelConfig, driver: CudaDriver, weights: DeviceWeights, workspace: Workspace
@@ -55,8 +65,12 @@ class CudaMtp:
             weights.vectors["mtp.norm_hidden"],
             config.rms_norm_eps,
         )
-        self._products = Products(config, driver, weights, workspace.buffers)
+        self._products = Products(NormRule.of(config), driver, weights, workspace.buffers)
         self._head = GuessHead(driver, self._products, workspace.buffers.logits, self._draft.logits)
+        self._keys: dict[Size, Graph] = {}
+        self._firsts: dict[Size, Graph] = {}
+        self._nexts: dict[tuple[int, int], Graph] = {}
+        self._upload_row_starts()
         self._mixer = AttentionMixer(
             config, _LAYER, workspace.memory.kv[-1], driver, weights, self._products, workspace
         )
@@ -65,10 +79,12 @@ class CudaMtp:
             config, kind, _LAYER, self._products, workspace.buffers, driver, weights
         )
 
+    @property
+    def proposals(self) -> DeviceTensor:
+        return self._draft.proposals
+
     def queue_absorb(self, unit: UnitTensors, hidden: DeviceTensor, num_inputs: int) -> None:
-        """The keys of a prompt unit's inputs, and the output behind the last for its StateImage.
-        `hidden` [T, C] is the target's residual stream behind its last layer; it is used up.
-        Columns from `num_inputs` on are padding."""
+        """The keys of the inputs, and the output behind the last for its StateImage."""
         few = is_small(unit)
         output = self._products.normalise("norm", hidden)
         self._queue_keep(output.rows(num_inputs - 1, num_inputs), unit.write_slots)
@@ -89,14 +105,32 @@ class CudaMtp:
             self._products.large("mtp.fc", joined, hidden)
         self._mixer.queue_keys(hidden, unit, is_small=few)
 
-    def queue_kept(self, window: WindowTensors) -> None:
+    def queue_settled(self, window: WindowTensors) -> None:
         """The output behind each row's last right input, for its StateImage."""
-        match = self._rounds.match.outputs(window.num_rows, window.num_columns)
-        self._queue_keep(
-            self.output(window.unit.num_tokens), window.unit.write_slots, match.kept_columns
-        )
+        unit = window.unit
+        hidden = self._workspace.buffers.hidden.rows(0, unit.num_tokens)
+        output = self._products.normalise("norm", hidden, self._output(unit.num_tokens))
+        match = self._rounds.match.outputs(*window.size)
+        self._queue_keep(output, unit.write_slots, match.kept_columns)
 
-    def output(self, num_tokens: int) -> DeviceTensor:
+    def capture_unit(self, window: WindowTensors) -> None:
+        self._keys[window.size] = self._captured(partial(self.queue_keys, window))
+        self._firsts[window.size] = self._captured(partial(self.queue_first, window))
+
+    def capture_rows(self, window: WindowTensors) -> None:
+        for index in range(1, self._draft.max_proposals):
+            enqueue = partial(self.queue_next, window, index)
+            self._nexts[window.num_rows, index] = self._captured(enqueue)
+
+    def replay(self, size: Size, num_proposed: int) -> None:
+        self._driver.replay((self._firsts if num_proposed else self._keys)[size])
+        for index in range(1, num_proposed):
+            self._driver.replay(self._nexts[size[0], index])
+
+    def _captured(self, enqueue: Callable[[], None]) -> Graph:
+        return capture_warm(self._driver, enqueue)
+
+    def _output(self, num_tokens: int) -> DeviceTensor:
         """[T, C] where the target's output of a window unit belongs."""
         return self._draft.output.rows(0, num_tokens)
 
@@ -156,7 +190,7 @@ class CudaMtp:
             write_slots=window.unit.write_slots,
             page_tables=window.unit.page_tables,
         )
-        return unit, self._queue_joined(unit, self.output(window.unit.num_tokens), pairs.sources)
+        return unit, self._queue_joined(unit, self._output(window.unit.num_tokens), pairs.sources)
 
     def _queue_joined(
         self, unit: UnitTensors, output: DeviceTensor, sources: DeviceTensor
@@ -199,6 +233,11 @@ class CudaMtp:
             stream=self._driver.stream,
             is_chained=True,
         )
+
+    def _upload_row_starts(self) -> None:
+        starts = self._draft.row_starts
+        self._driver.upload(starts.address, np.arange(starts.shape[0], dtype=np.int32))
+        self._driver.synchronize()
 
     def _joined(self, num_tokens: int) -> DeviceTensor:
         return self._draft.joined.as_shape(num_tokens, 2 * self._kept.shape[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from ninfer.contract.model import ModelConfig
 from ninfer.ops import dequantise, linear_small_t, rms_norm
@@ -13,14 +14,25 @@ from ninfer.program.executors.cuda_tensor import DeviceTensor
 from ninfer.program.executors.cuda_weights import DeviceWeights
 
 
+@dataclass(frozen=True, slots=True)
+class NormRule:
+    """RMSNorm of a model: y = x / sqrt(mean(x^2) + eps) * (offset + weight)."""
+
+    eps: float
+    offset: float
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> NormRule:
+        return cls(config.rms_norm_eps, config.norm_offset)
+
+
 class Products:
     """`small` for columns whose bits must not depend on one another, `large` for many columns."""
 
     def __init__(
-        self, config: ModelConfig, driver: CudaDriver, weights: DeviceWeights, buffers: UnitBuffers
+        self, norm: NormRule, driver: CudaDriver, weights: DeviceWeights, buffers: UnitBuffers
     ) -> None:
-        self._eps = config.rms_norm_eps
-        self._offset = config.norm_offset
+        self._norm = norm
         self._driver = driver
         self._weights = weights
         self._buffers = buffers
@@ -91,8 +103,8 @@ class Products:
             x,
             self._weights.vectors[name],
             y,
-            eps=self._eps,
-            offset=self._offset,
+            eps=self._norm.eps,
+            offset=self._norm.offset,
             stream=self._driver.stream,
             is_chained=True,
         )
@@ -100,4 +112,5 @@ class Products:
 
     def input_norm(self, name: str, square_sums: DeviceTensor) -> InputNorm:
         """RMSNorm in front of a kernel, by the sums that the Op before has left."""
-        return InputNorm(square_sums, self._weights.vectors[name], self._eps, self._offset)
+        rule = self._norm
+        return InputNorm(square_sums, self._weights.vectors[name], rule.eps, rule.offset)

@@ -16,9 +16,11 @@ from ninfer.ops.draft_match import MatchOutputs, PairColumns
 from ninfer.ops.draft_step import DraftChain, StepOutputs
 from ninfer.ops.gdn_device import projection_width
 from ninfer.ops.gdn_fold import LAYER
-from ninfer.program.executors.cuda_buffers import carve_logits
+from ninfer.program.executors.cuda_buffers import UnitSizes, carve_logits
+from ninfer.program.executors.cuda_dflash_buffers import DflashBuffers, carve_dflash
 from ninfer.program.executors.cuda_sampler import results_of
 from ninfer.program.executors.cuda_tensor import Arena, DeviceTensor
+from ninfer.program.executors.cuda_weights import WeightPlan
 from ninfer.program.executors.cuda_window import WindowBlock, carve_window
 
 
@@ -104,17 +106,19 @@ class DraftBuffers:
 @dataclass(frozen=True, slots=True)
 class RoundBuffers:
     """records bf16 [GDN layers, S, width] of their projections; fold_layers bytes: the table of
-    gdn_fold; both None without GDN layers. draft is None without a draft model."""
+    gdn_fold; both None without GDN layers. draft is for an MTP module, dflash for a DFlash
+    model."""
 
     window: WindowBlock
     records: DeviceTensor | None
     fold_layers: DeviceTensor | None
     match: MatchBuffers
     draft: DraftBuffers | None
+    dflash: DflashBuffers | None
 
 
 def carve_rounds(
-    arena: Arena, config: ModelConfig, capacity: Capacity, *, has_draft_head: bool
+    arena: Arena, config: ModelConfig, capacity: Capacity, weights: WeightPlan, sizes: UnitSizes
 ) -> RoundBuffers | None:
     """None when nothing is drafted."""
     if capacity.max_draft_tokens == 0:
@@ -126,14 +130,25 @@ def carve_rounds(
         records = arena.take((num_layers, lanes * columns, width), "uint16")
         fold_layers = arena.take((num_layers * LAYER.itemsize,), "uint8")
     max_pages = -(-capacity.max_context // PAGE_TOKENS)
+    has_draft_head = bool(weights.draft_head)
+    draft, dflash = None, None
+    if weights.dflash is not None:
+        dflash = carve_dflash(
+            arena,
+            weights.dflash,
+            capacity,
+            max_tokens=sizes.max_tokens,
+            has_draft_head=has_draft_head,
+        )
+    elif capacity.has_draft_model:
+        draft = _carve_draft(arena, config, capacity, has_draft_head=has_draft_head)
     return RoundBuffers(
         window=carve_window(arena, max_rows=lanes, max_columns=columns, max_pages=max_pages),
         records=records,
         fold_layers=fold_layers,
         match=_carve_match(arena, lanes, columns),
-        draft=_carve_draft(arena, config, capacity, has_draft_head=has_draft_head)
-        if capacity.has_draft_model
-        else None,
+        draft=draft,
+        dflash=dflash,
     )
 
 

@@ -2,9 +2,9 @@
 
     forward   layers over all columns, logits; StateImages stay
     (masks)   filled on the host beside it
-    finish    a choice behind every column, how many drafts were right, StateImages behind these
-    first     pairs of inputs and choices through the draft model, the first guess of every row
-    next      one guess more
+    finish    a choice behind every column, how many drafts were right, StateImages behind these,
+              what the draft model keeps of them
+    guesses   graphs of the draft model's own (cuda_round_draft)
 
 All of a round is queued at once; only masks are waited for. A graph serves rows with up to T
 inputs: widths T that there are graphs for are few, a unit takes the next one.
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
 
 import numpy as np
 
@@ -29,28 +28,17 @@ from ninfer.program.executors.cuda_choice import TokenChoice, unused_sample
 from ninfer.program.executors.cuda_driver import CudaDriver, Graph
 from ninfer.program.executors.cuda_model import CudaModel
 from ninfer.program.executors.cuda_mover import CudaMover
-from ninfer.program.executors.cuda_mtp import CudaMtp
+from ninfer.program.executors.cuda_round_draft import RoundDraft
 from ninfer.program.executors.cuda_sampler import has_masks, num_listed
 from ninfer.program.executors.cuda_tensor import DeviceTensor
 from ninfer.program.executors.cuda_watch import DeviceWatch
-from ninfer.program.executors.cuda_window import WindowInputs, WindowTensors
+from ninfer.program.executors.cuda_window import Size, WindowInputs, WindowTensors, widths
 from ninfer.program.executors.cuda_workspace import Workspace
-
-_WIDTHS: Final = (1, 2, 3, 4, 5, 6, 8)
-"""Columns a row that there are graphs for, and the most that a row can have."""
-
-Size = tuple[int, int]
-"""Rows and columns a row."""
-
-
-def widths(max_draft_tokens: int) -> tuple[int, ...]:
-    """Columns a row of the graphs for drafts of up to so many tokens."""
-    most = 1 + max_draft_tokens
-    return (*(width for width in _WIDTHS if width < most), most)
+from ninfer.program.graphs import capture_warm
 
 
 class Rounds:
-    """Captures its graphs at once. `mtp` None: nothing is proposed."""
+    """Captures its graphs at once. `draft` None: nothing is proposed."""
 
     def __init__(
         self,
@@ -59,7 +47,7 @@ class Rounds:
         driver: CudaDriver,
         watch: DeviceWatch,
         model: CudaModel,
-        mtp: CudaMtp | None,
+        draft: RoundDraft | None,
         workspace: Workspace,
         mover: CudaMover,
         choice: TokenChoice,
@@ -71,23 +59,20 @@ class Rounds:
         self._driver = driver
         self._watch = watch
         self._model = model
-        self._mtp = mtp
+        self._draft = draft
         self._workspace = workspace
         self._buffers = workspace.rounds
         self._mover = mover
         self._choice = choice
         self._inputs = WindowInputs(driver, self._buffers.window, keeps_state=False)
         self._widths = widths(capacity.max_draft_tokens)
-        self._max_proposals = capacity.max_draft_tokens if mtp is not None else 0
+        self._max_proposals = capacity.max_draft_tokens if draft is not None else 0
         lanes = capacity.max_concurrency
         self._accepted = _pinned_ints(driver, lanes)
         self._proposals = _pinned_ints(driver, lanes * max(1, self._max_proposals))
-        self._upload_constants(lanes)
+        self._upload_fold_layers()
         self._forwards: dict[Size, Graph] = {}
         self._finishes: dict[Size, Graph] = {}
-        self._firsts: dict[Size, Graph] = {}
-        self._keys: dict[Size, Graph] = {}
-        self._nexts: dict[Size, Graph] = {}
         self._capture(lanes, warm_up_rows)
 
     async def run(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
@@ -117,12 +102,9 @@ class Rounds:
         self._driver.replay(self._finishes[size])
 
     def queue_guesses(self, size: Size, num_proposed: int) -> None:
-        """Replay the draft model: keys alone, or so many guesses a row."""
-        if self._mtp is None:
-            return
-        self._driver.replay((self._firsts if num_proposed else self._keys)[size])
-        for index in range(1, num_proposed):
-            self._driver.replay(self._nexts[size[0], index])
+        """Replay the draft model: so many guesses a row, or what it does without any."""
+        if self._draft is not None:
+            self._draft.replay(size, num_proposed)
 
     async def _queue_finish(self, size: Size, samples: tuple[SampleRow, ...]) -> None:
         sampler = self._workspace.sampler
@@ -140,9 +122,9 @@ class Rounds:
         sampler.queue_copy_out(num_rows * num_columns)
         match = self._buffers.match.outputs(num_rows, num_columns)
         self._driver.download(self._accepted[:num_rows], match.accepted.address)
-        if num_proposed and self._buffers.draft is not None:
+        if num_proposed and self._draft is not None:
             count = num_rows * self._max_proposals
-            self._driver.download(self._proposals[:count], self._buffers.draft.proposals.address)
+            self._driver.download(self._proposals[:count], self._draft.proposals.address)
         self._driver.mark(sampler.side)
         return sampler.side
 
@@ -189,39 +171,20 @@ class Rounds:
                 samples = (unused_sample(),) * (num_rows * num_columns)
                 self._workspace.sampler.write(samples)
                 self._workspace.sampler.queue_copy_in(len(samples))
-                size = (num_rows, num_columns)
-                self._forwards[size] = self._captured(partial(self._queue_layers, size))
-                self._finishes[size] = self._captured(partial(self._queue_choice, size))
-                self._capture_draft(size)
-            self._capture_chain(num_rows)
+                self._capture_unit((num_rows, num_columns))
+            if self._draft is not None:
+                self._draft.capture_rows(self.window((num_rows, self._widths[-1])))
 
-    def _capture_draft(self, size: Size) -> None:
-        mtp = self._mtp
-        if mtp is None:
-            return
-        window = self.window(size)
-        self._keys[size] = self._captured(partial(mtp.queue_keys, window))
-        self._firsts[size] = self._captured(partial(mtp.queue_first, window))
-
-    def _capture_chain(self, num_rows: int) -> None:
-        mtp = self._mtp
-        if mtp is None:
-            return
-        window = self.window((num_rows, self._widths[-1]))
-        for index in range(1, self._max_proposals):
-            self._nexts[num_rows, index] = self._captured(partial(mtp.queue_next, window, index))
-
-    def _captured(self, enqueue: Callable[[], None]) -> Graph:
-        """Run once, so that all kernels are loaded, then captured."""
-        enqueue()
-        self._driver.synchronize()
-        return self._driver.capture(enqueue)
+    def _capture_unit(self, size: Size) -> None:
+        driver = self._driver
+        self._forwards[size] = capture_warm(driver, partial(self._queue_layers, size))
+        self._finishes[size] = capture_warm(driver, partial(self._queue_choice, size))
+        if self._draft is not None:
+            self._draft.capture_unit(self.window(size))
 
     def _queue_layers(self, size: Size) -> None:
         unit = self.window(size).unit
-        hidden = self._model.queue_embedding(unit)
-        for _ in self._model.queue_layers(unit, hidden):
-            pass
+        hidden = self._model.queue_hidden(unit)
         self._model.queue_decode_logits(hidden, self._workspace.logits(unit.num_tokens))
 
     def _queue_choice(self, size: Size) -> None:
@@ -249,10 +212,8 @@ class Rounds:
         )
         if not unit.keeps_state:
             self._queue_fold(window, match.row_ends)
-        if self._mtp is not None:
-            hidden = self._workspace.buffers.hidden.rows(0, num_tokens)
-            self._model.queue_output(hidden, self._mtp.output(num_tokens))
-            self._mtp.queue_kept(window)
+        if self._draft is not None:
+            self._draft.queue_settled(window)
 
     def _queue_fold(self, window: WindowTensors, row_ends: DeviceTensor) -> None:
         """StateImages behind the right inputs, in all layers."""
@@ -276,15 +237,12 @@ class Rounds:
         """Where the inputs of a unit of that size lie."""
         return self._inputs.tensors(*size)
 
-    def _upload_constants(self, lanes: int) -> None:
-        layers, draft = self._buffers.fold_layers, self._buffers.draft
+    def _upload_fold_layers(self) -> None:
+        layers = self._buffers.fold_layers
         if self._config.gdn is not None and layers is not None:
             table = gdn_fold.describe(self._config.gdn, self._model.fold_layers)
             self._driver.upload(layers.address, table.view(np.uint8))
-        if draft is not None:
-            starts = np.arange(lanes + 1, dtype=np.int32)
-            self._driver.upload(draft.row_starts.address, starts)
-        self._driver.synchronize()
+            self._driver.synchronize()
 
 
 def _samples_of(row: UnitRow) -> tuple[SampleRow, ...]:

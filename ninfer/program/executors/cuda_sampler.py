@@ -173,11 +173,16 @@ class CudaSampler:
         self._launch(logits, self._tensors.masks.rows(0, logits.shape[0]))
 
     def queue_draft(
-        self, logits: DeviceTensor, rows: DeviceTensor, outputs: SamplingOutputs
+        self,
+        logits: DeviceTensor,
+        rows: DeviceTensor,
+        outputs: SamplingOutputs,
+        *,
+        num_valid_ids: int | None = None,
     ) -> None:
         """Queue the choice of a token a row as `rows` on the device say, which have no lists; may
-        be captured."""
-        self._launch_rows(logits, rows, None, outputs)
+        be captured. Ids from `num_valid_ids` on are not chosen."""
+        self._launch_rows(logits, rows, None, outputs, num_valid_ids)
 
     def queue(self, logits: DeviceTensor) -> None:
         """Queue the choice of a token a row from logits f32 [R, V]; may be captured. Rows choose as
@@ -202,13 +207,14 @@ class CudaSampler:
         rows: DeviceTensor,
         masks: DeviceTensor | None,
         outputs: SamplingOutputs,
+        num_valid_ids: int | None = None,
     ) -> None:
         device_sampling.launch(
             self._driver.kernels,
             logits,
             SamplingInputs(rows, self._tensors.ids, self._tensors.values, masks),
             outputs,
-            num_valid_ids=self._vocab_size,
+            num_valid_ids=num_valid_ids or self._vocab_size,
             scratch=self._tensors.scratch,
             stream=self._driver.stream,
             is_chained=masks is None,

@@ -16,6 +16,7 @@ from ninfer.program.executors.cuda_driver import CudaDriver, Graph
 from ninfer.program.executors.cuda_inputs import UnitTensors
 from ninfer.program.executors.cuda_tensor import DeviceTensor
 from ninfer.program.executors.cuda_window import WindowBlock, WindowInputs
+from ninfer.program.graphs import capture_warm
 
 _WIDTHS: Final = (1, 2, 4, 8, 16)
 
@@ -41,9 +42,7 @@ class SmallUnits:
         self._widths = (*(width for width in _WIDTHS if width < max_tokens), max_tokens)
         for width in self._widths:
             self._inputs.queue((warm_up_row,), width, (1,))
-            self.queue_unit(width)
-            driver.synchronize()
-            self._graphs[width] = driver.capture(partial(self._capture_unit, width))
+            self._graphs[width] = capture_warm(driver, partial(self._queue_unit, width))
 
     def queue(self, row: UnitRow) -> tuple[UnitTensors, DeviceTensor]:
         """Queue a unit of at most `max_tokens` inputs; its tensors and the residual stream behind
@@ -69,5 +68,5 @@ class SmallUnits:
         """Where a unit of so many columns finds its inputs."""
         return self._inputs.tensors(1, width).unit
 
-    def _capture_unit(self, width: int) -> None:
+    def _queue_unit(self, width: int) -> None:
         self.queue_unit(width)

@@ -31,6 +31,8 @@ from ninfer.ops.linear_packing import ImageLayout, WeightFormat
 from ninfer.ops.linear_small_t import PackedLinear
 from ninfer.program.executors.cuda_bands import BandGroup, group_bands, undivided_reason
 from ninfer.program.executors.cuda_tensor import Arena, DeviceTensor
+from ninfer.program.executors.dflash_setup import DflashSetup
+from ninfer.program.executors.draft_shape import NO_DRAFT_SHAPE, DraftShape, mtp_shape
 
 EMBED: Final = "embed_tokens"
 HEAD: Final = "lm_head"
@@ -116,6 +118,8 @@ class WeightPlan:
     encoded      images of the objects whose codes are kept, by the object's name
     decoded      quantised matrices that are decoded to bf16 all the same, and why
     draft_head   what guesses are chosen from; empty: the head itself
+    draft_shape  what a draft model among the weights keeps of a sequence
+    dflash       that model, if it is one apart from the target
     """
 
     matrices: tuple[MatrixSpec, ...]
@@ -125,6 +129,8 @@ class WeightPlan:
     )
     decoded: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     draft_head: tuple[HeadRows, ...] = ()
+    draft_shape: DraftShape = NO_DRAFT_SHAPE
+    dflash: DflashSetup | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -201,7 +207,11 @@ def plan_weights(
         layout = ImageLayout.of(WeightFormat.BF16, config.vocab_size, config.hidden_size)
         matrices.append(MatrixSpec(HEAD, layout, is_interleaved=False))
     return WeightPlan(
-        tuple(matrices), tuple(vectors), MappingProxyType(encoded), MappingProxyType(decoded)
+        tuple(matrices),
+        tuple(vectors),
+        MappingProxyType(encoded),
+        MappingProxyType(decoded),
+        draft_shape=mtp_shape(config) if "mtp" in components else NO_DRAFT_SHAPE,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -18,18 +19,37 @@ from ninfer.program.executors.cuda_driver import CudaDriver
 from ninfer.program.executors.cuda_inputs import UnitTensors
 from ninfer.program.executors.cuda_tensor import Arena, DeviceTensor
 
+Size: TypeAlias = tuple[int, int]
+"""Rows of a unit, and columns of each."""
+
+
+_WIDTHS: Final = (1, 2, 3, 4, 5, 6, 8, 11)
+"""Columns a row that there are graphs for, and the most that a row can have."""
+
+
+def widths(max_draft_tokens: int) -> tuple[int, ...]:
+    """Columns a row of the graphs for drafts of up to so many tokens."""
+    most = 1 + max_draft_tokens
+    return (*(width for width in _WIDTHS if width < most), most)
+
 
 @dataclass(frozen=True, slots=True)
 class WindowTensors:
     """int32. `unit.row_ends` says where each row's inputs end.
 
-    counts   [R] inputs of each row
-    limits   [R] ordinals that its page table has room for
+    counts     [R] inputs of each row
+    limits     [R] ordinals that its page table has room for
+    proposed   [R] guesses that it asks for
     """
 
     unit: UnitTensors
     counts: DeviceTensor
     limits: DeviceTensor
+    proposed: DeviceTensor
+
+    @property
+    def size(self) -> Size:
+        return self.num_rows, self.num_columns
 
     @property
     def num_rows(self) -> int:
@@ -51,10 +71,10 @@ class WindowBlock:
 
 def _shapes(num_rows: int, num_columns: int) -> tuple[tuple[int, ...], ...]:
     """Of token_ids, ordinals, column_rows, rope_positions, row_starts, read_slots, write_slots,
-    row_ends, counts, limits."""
+    row_ends, counts, limits, proposed."""
     num_tokens = num_rows * num_columns
     columns, rows = (num_tokens,), (num_rows,)
-    return (columns, columns, columns, (3, num_tokens), (num_rows + 1,), *([rows] * 5))
+    return (columns, columns, columns, (3, num_tokens), (num_rows + 1,), *([rows] * 6))
 
 
 def _carve(arena: Arena, num_rows: int, num_columns: int) -> list[DeviceTensor]:
@@ -92,7 +112,7 @@ class WindowInputs:
         block = self._memory.block
         parts = _carve(Arena(block.address, block.num_bytes), num_rows, num_columns)
         token_ids, ordinals, column_rows, positions, starts = parts[:5]
-        reads, writes, row_ends, counts, limits = parts[5:]
+        reads, writes, row_ends, counts, limits, proposed = parts[5:]
         tables = self._memory.page_tables.rows(0, num_rows)
         # A row of one column has no padding: it is a decode step.
         ends = row_ends if num_columns > 1 else None
@@ -108,13 +128,13 @@ class WindowInputs:
             ends,
             keeps_state=self._keeps_state or num_columns == 1,
         )
-        return WindowTensors(unit, counts, limits)
+        return WindowTensors(unit, counts, limits, proposed)
 
     def queue(self, rows: Sequence[UnitRow], num_columns: int, counts: Sequence[int]) -> None:
         """Queue the inputs of a unit; `counts[r]` of row r's inputs, the others are left out."""
         views = self._views(len(rows), num_columns)
         token_ids, ordinals, column_rows, positions, starts = views[:5]
-        reads, writes, ends, host_counts, limits = views[5:]
+        reads, writes, ends, host_counts, limits, proposed = views[5:]
         steps = np.arange(num_columns, dtype=np.int32)
         column_rows[:] = np.repeat(np.arange(len(rows), dtype=np.int32), num_columns)
         starts[:] = np.arange(len(rows) + 1, dtype=np.int32) * num_columns
@@ -128,6 +148,7 @@ class WindowInputs:
             positions[:, part] = _positions(row, count, steps)
             reads[index], writes[index] = row.read_slot, row.write_slot
             limits[index] = row.page_table.size * PAGE_TOKENS
+            proposed[index] = row.num_proposed
             self._write_table(index, row.page_table)
         size = sum(-(-view.nbytes // 256) * 256 for view in views)
         self._driver.upload(self._memory.block.address, self._block[:size])

@@ -64,7 +64,7 @@ def carve_workspace(
     kv_dtype: str,
 ) -> WorkspaceTensors:
     """InvariantError when the arena is too small."""
-    memory = carve_memory(arena, config, capacity, kv_dtype)
+    memory = carve_memory(arena, config, capacity, kv_dtype, weights.draft_shape)
     persistent_bytes = arena.used_bytes
     lanes = capacity.max_concurrency
     max_pages = -(-capacity.max_context // PAGE_TOKENS)
@@ -87,7 +87,7 @@ def carve_workspace(
         rope_inverse=arena.take((config.attention.rope.rotary_dim // 2,), "float32"),
         rope_axes=arena.take((config.attention.rope.rotary_dim // 2,), "int32"),
         small_window=carve_window(arena, max_rows=1, max_columns=SMALL_TOKENS, max_pages=max_pages),
-        rounds=carve_rounds(arena, config, capacity, has_draft_head=bool(weights.draft_head)),
+        rounds=carve_rounds(arena, config, capacity, weights, sizes),
     )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ninfer.contract.errors import DeviceError, InvariantError, OptionError
-from ninfer.contract.model import GdnConfig, ModelConfig, MoeConfig
+from ninfer.contract.model import GdnConfig, ModelConfig, ModelObject, MoeConfig
 from ninfer.contract.sampling import SamplingParams
 from ninfer.contract.units import RowOutput, UnitRow
 from ninfer.models.parameters import model_objects
@@ -20,7 +21,9 @@ from ninfer.ops.device_sampling import MAX_TOP
 from ninfer.options import EngineOptions
 from ninfer.program.cuda_loader import BuiltExecutor, build_cuda
 from ninfer.program.executors.cuda import CudaExecutor
+from ninfer.program.executors.cuda_dflash_weights import PREFIX
 from ninfer.program.executors.cuda_weight_store import WeightStore
+from ninfer.program.executors.dflash_setup import DflashSetup
 from ninfer.program.synthetic_weights import fill_synthetic
 from tests.helpers import executor_driver as driver
 from tests.helpers.expert_choices import watched_router
@@ -50,18 +53,27 @@ def small_config(
     )
 
 
-def put_random(config: ModelConfig, store: WeightStore) -> None:
+def put_random(store: WeightStore, objects: Iterable[ModelObject], prefix: str = "") -> None:
     rng = np.random.default_rng(0)
-    for item in model_objects(config):
-        if store.expects(item.name):
-            store.put(item.name, rng.standard_normal(item.shape).astype(np.float32))
+    for item in objects:
+        if store.expects(prefix + item.name):
+            store.put(prefix + item.name, rng.standard_normal(item.shape).astype(np.float32))
 
 
 def build(
-    cuda: FakeCuda, config: ModelConfig | None = None, options: EngineOptions = OPTIONS
+    cuda: FakeCuda,
+    config: ModelConfig | None = None,
+    options: EngineOptions = OPTIONS,
+    dflash: DflashSetup | None = None,
 ) -> BuiltExecutor:
     chosen = config or small_config()
-    return build_cuda(chosen, cuda, options, lambda store: put_random(chosen, store))
+
+    def fill(store: WeightStore) -> None:
+        put_random(store, model_objects(chosen))
+        if dflash is not None:
+            put_random(store, dflash.objects, PREFIX)
+
+    return build_cuda(chosen, cuda, options, fill, dflash=dflash)
 
 
 def built_executor(cuda: FakeCuda) -> CudaExecutor:

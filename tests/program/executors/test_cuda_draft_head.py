@@ -211,7 +211,7 @@ def plan_of(config: ModelConfig, weights: str = "bf16") -> tuple[WeightPlan, Wei
 @pytest.mark.parametrize("weights", ["bf16", "fp8", "nvfp4"])
 @pytest.mark.parametrize("name", ["qwen3.5-27b", "qwen3-8b"])
 def test_the_plan_grows_by_the_draft_head_and_its_logits(name: str, weights: str) -> None:
-    config = SYNTHETIC_MODELS[name]
+    config = dataclasses.replace(SYNTHETIC_MODELS[name], num_mtp_layers=1)
     plan, drafting = plan_of(config, weights)
     rows = sum(last - first for first, last in listed_rows(config.vocab_size))
     assert NUM_FIRST + NUM_LAST <= rows < NUM_FIRST + NUM_LAST + 256
@@ -223,7 +223,7 @@ def test_the_plan_grows_by_the_draft_head_and_its_logits(name: str, weights: str
     )
     sizes = []
     for chosen in (plan, drafting):
-        costs = CudaCosts(config, chosen, H200, "bf16", has_draft_model=True)
+        costs = CudaCosts(config, chosen, H200, "bf16")
         sizes.append(sum(costs.workspace_bytes(capacity).values()))
         arena = Arena()
         tensors = carve_workspace(arena, config, chosen, capacity, H200, kv_dtype="bf16")
@@ -236,7 +236,7 @@ def test_the_plan_grows_by_the_draft_head_and_its_logits(name: str, weights: str
 
 
 def test_small_heads_and_heads_of_codes_are_guessed_from_themselves() -> None:
-    small = dataclasses.replace(small_config(), vocab_size=LEAST_VOCAB - 1)
+    small = drafting_config(LEAST_VOCAB - 1)
     plan, drafting = plan_of(small)
     assert drafting is plan
     plan, drafting = plan_of(dataclasses.replace(small, vocab_size=LEAST_VOCAB))

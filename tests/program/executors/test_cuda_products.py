@@ -12,7 +12,7 @@ from ninfer.kernels.library import DeviceLimits
 from ninfer.ops import linear_small_t
 from ninfer.ops.linear_packing import ImageLayout, WeightFormat
 from ninfer.ops.linear_small_t import Epilogue, PackedLinear, plan_linear, workspace_size
-from ninfer.program.executors.cuda_products import Products
+from ninfer.program.executors.cuda_products import NormRule, Products
 from ninfer.program.executors.cuda_tensor import DeviceTensor
 from tests.helpers.fake_driver import H200
 from tests.ops.test_linear_small_t import RTX_4090, FakeKernels
@@ -31,14 +31,13 @@ class Rig:
         scale = DeviceTensor.dense(0x1000, (ROWS,), "float32") if fmt.has_row_scale else None
         part = SimpleNamespace(linear=PackedLinear(plan, image, scale), columns_of=lambda y: y)
         self.kernels = FakeKernels(limits)
-        config = SimpleNamespace(rms_norm_eps=1e-6, norm_offset=1.0)
         size = workspace_size(plan, max_columns)
         buffers = SimpleNamespace(
             partials=DeviceTensor.dense(0x30000, (size,), "float32"),
             square_sums=DeviceTensor.dense(0x700000, (max_columns, SUMS), "float32"),
         )
         self.products = Products(
-            cast(Any, config),
+            NormRule(1e-6, 1.0),
             cast(Any, SimpleNamespace(kernels=self.kernels, stream=0)),
             cast(Any, SimpleNamespace(linears={"w": (part,)}, vectors={})),
             cast(Any, buffers),

@@ -15,13 +15,13 @@ from tokenizers import Tokenizer
 
 from ninfer.contract.errors import InvariantError
 from ninfer.contract.sampling import SamplingParams
-from ninfer.contract.units import Capacity
+from ninfer.contract.units import MAX_DRAFT_TOKENS, Capacity
 from ninfer.convert.source import open_model
 from ninfer.program.executors.cpu import CpuExecutor
 from ninfer.program.executors.cpu_mtp import MtpModel
 from ninfer.program.executors.cuda import CudaExecutor
-from ninfer.program.executors.cuda_rounds import widths
 from ninfer.program.executors.cuda_tensor import DeviceTensor
+from ninfer.program.executors.cuda_window import widths
 from ninfer.program.weight_reader import read_weights
 from tests.e2e.test_goldens import load_prompts
 from tests.helpers import executor_driver as driver
@@ -32,11 +32,10 @@ from tests.helpers.fixed_mask import FixedMask
 from tests.helpers.model_paths import DEMO_MODEL, golden_model
 from tests.program.executors.test_cuda import MOE, OPTIONS, build, small_config
 
-NUM_TOKENS = 28
+NUM_TOKENS = 44
 SMALL_VOCAB = 300
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, min_p=0.02, seed=5)
 HYBRID = "qwen3_5-dense"
-MAX_DRAFT = 8
 
 
 def read(executor: CudaExecutor, tensor: DeviceTensor) -> np.ndarray[Any, Any]:
@@ -159,7 +158,7 @@ CASES = ["qwen3_5-dense", "qwen3_5-moe", "qwen3-dense"]
 
 @pytest.fixture(scope="module", params=CASES)
 def loaded(request: pytest.FixtureRequest) -> Iterator[tuple[str, CudaExecutor]]:
-    options = dataclasses.replace(SMALL_OPTIONS, spec="ngram", draft_tokens=MAX_DRAFT)
+    options = dataclasses.replace(SMALL_OPTIONS, spec="ngram", draft_tokens=MAX_DRAFT_TOKENS)
     with cuda_executor(open_model(golden_model(request.param)), options) as opened:
         yield request.param, opened
 
@@ -173,7 +172,7 @@ async def start(
 
 
 def draft_for(rng: random.Random, coming: Sequence[int]) -> list[int]:
-    size = rng.randint(0, MAX_DRAFT)
+    size = rng.randint(0, MAX_DRAFT_TOKENS)
     draft, right = list(coming[:size]), rng.randint(0, size)
     return [
         token if place < right else rng.randrange(SMALL_VOCAB) for place, token in enumerate(draft)
@@ -195,7 +194,7 @@ async def test_random_drafts_change_neither_tokens_nor_state(
     rounds = [await start(executor, i, prompt, params) for i, prompt in enumerate(prompts)]
     targets = [target for target, _ in rounds]
     said = [[first] for _, first in rounds]
-    while min(map(len, said)) < NUM_TOKENS - MAX_DRAFT - 1:
+    while min(map(len, said)) < NUM_TOKENS - MAX_DRAFT_TOKENS - 1:
         newest = [tokens[-1] for tokens in said]
         drafts = [
             draft_for(rng, text[len(tokens) :]) for text, tokens in zip(texts, said, strict=True)
