@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from ninfer.contract.errors import OptionError
+from ninfer.contract.units import MAX_DRAFT_TOKENS
 from ninfer.option_values import (
     parse_bool,
     parse_bytes,
@@ -195,7 +196,7 @@ class EngineOptions:
         "none",
         "speculative decoding: tokens are guessed and several checked in one step, with the same"
         " answers; ngram guesses what followed the same words earlier in prompt and answer, mtp"
-        " also asks the model's own MTP module, dflash a --draft-model (on the CPU)",
+        " also asks the model's own MTP module, dflash a --draft-model",
         choices=("none", "ngram", "mtp", "dflash"),
     )
     draft_model: str | None = option(
@@ -208,7 +209,7 @@ class EngineOptions:
         None,
         "most tokens that one sequence guesses at once, with --spec; default 7, with mtp 3, with"
         " dflash what the draft model was trained for",
-        parse=parse_int(1, 8),
+        parse=parse_int(1, MAX_DRAFT_TOKENS),
         metavar="N",
     )
     queue_timeout: float = option(
