@@ -17,7 +17,7 @@ from ninfer.contract.arrays import IntArray
 from ninfer.contract.units import PAGE_TOKENS, UnitRow
 from ninfer.program.executors.cuda_driver import CudaDriver
 from ninfer.program.executors.cuda_inputs import UnitTensors
-from ninfer.program.executors.cuda_tensor import Arena, DeviceTensor
+from ninfer.program.executors.cuda_tensor import ALIGNMENT_BYTES, Arena, DeviceTensor
 
 Size: TypeAlias = tuple[int, int]
 """Rows of a unit, and columns of each."""
@@ -91,6 +91,19 @@ def carve_window(arena: Arena, *, max_rows: int, max_columns: int, max_pages: in
     )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _HostBlock:
+    """The host's arrays of a unit's block, in the order of _shapes, `num_bytes` in all.
+
+    column_rows, starts   what they always are in units of this size
+    """
+
+    parts: Sequence[IntArray]
+    column_rows: IntArray
+    starts: IntArray
+    num_bytes: int
+
+
 class WindowInputs:
     """Writes one unit at a time; none may be queued then.
 
@@ -106,9 +119,40 @@ class WindowInputs:
         tables = driver.allocate_pinned(memory.page_tables.num_bytes)
         self._tables: IntArray = tables.view(np.int32).reshape(memory.page_tables.shape)
         self._known = [b""] * memory.page_tables.shape[0]
+        self._tensors: dict[Size, WindowTensors] = {}
+        self._host_blocks: dict[Size, _HostBlock] = {}
 
     def tensors(self, num_rows: int, num_columns: int) -> WindowTensors:
         """Where a unit of these sizes finds its inputs."""
+        size = num_rows, num_columns
+        if size not in self._tensors:
+            self._tensors[size] = self._make_tensors(num_rows, num_columns)
+        return self._tensors[size]
+
+    def queue(self, rows: Sequence[UnitRow], num_columns: int, counts: Sequence[int]) -> None:
+        """Queue the inputs of a unit; `counts[r]` of row r's inputs, the others are left out."""
+        host = self._host_block(len(rows), num_columns)
+        token_ids, ordinals, _, positions, starts, reads, writes, ends, host_counts = host.parts[:9]
+        limits, proposed = host.parts[9:]
+        flat_ids, flat_ordinals = list[int](), list[int]()
+        for row, count in zip(rows, counts, strict=True):
+            num_padding = num_columns - count
+            ids = row.token_ids[:count].tolist()
+            flat_ids += ids + ids[:1] * num_padding
+            flat_ordinals += [*range(row.start, row.start + count), *[-1] * num_padding]
+        token_ids[:], ordinals[:] = flat_ids, flat_ordinals
+        self._write_positions(positions, rows, counts, num_columns)
+        host_counts[:] = counts
+        np.add(starts[:-1], host_counts, out=ends)
+        reads[:] = [row.read_slot for row in rows]
+        writes[:] = [row.write_slot for row in rows]
+        limits[:] = [row.page_table.size * PAGE_TOKENS for row in rows]
+        proposed[:] = [row.num_proposed for row in rows]
+        for index, row in enumerate(rows):
+            self._write_table(index, row.page_table)
+        self._driver.upload(self._memory.block.address, self._block[: host.num_bytes])
+
+    def _make_tensors(self, num_rows: int, num_columns: int) -> WindowTensors:
         block = self._memory.block
         parts = _carve(Arena(block.address, block.num_bytes), num_rows, num_columns)
         token_ids, ordinals, column_rows, positions, starts = parts[:5]
@@ -130,37 +174,45 @@ class WindowInputs:
         )
         return WindowTensors(unit, counts, limits, proposed)
 
-    def queue(self, rows: Sequence[UnitRow], num_columns: int, counts: Sequence[int]) -> None:
-        """Queue the inputs of a unit; `counts[r]` of row r's inputs, the others are left out."""
-        views = self._views(len(rows), num_columns)
-        token_ids, ordinals, column_rows, positions, starts = views[:5]
-        reads, writes, ends, host_counts, limits, proposed = views[5:]
-        steps = np.arange(num_columns, dtype=np.int32)
-        column_rows[:] = np.repeat(np.arange(len(rows), dtype=np.int32), num_columns)
-        starts[:] = np.arange(len(rows) + 1, dtype=np.int32) * num_columns
-        host_counts[:] = counts
-        np.add(starts[:-1], host_counts, out=ends)
-        for index, (row, count) in enumerate(zip(rows, counts, strict=True)):
-            part = slice(index * num_columns, (index + 1) * num_columns)
-            token_ids[part] = row.token_ids[0]
-            token_ids[part.start : part.start + count] = row.token_ids[:count]
-            ordinals[part] = np.where(steps < count, row.start + steps, -1)
-            positions[:, part] = _positions(row, count, steps)
-            reads[index], writes[index] = row.read_slot, row.write_slot
-            limits[index] = row.page_table.size * PAGE_TOKENS
-            proposed[index] = row.num_proposed
-            self._write_table(index, row.page_table)
-        size = sum(-(-view.nbytes // 256) * 256 for view in views)
-        self._driver.upload(self._memory.block.address, self._block[:size])
+    def _host_block(self, num_rows: int, num_columns: int) -> _HostBlock:
+        """The block's arrays, what follows from the sizes alone written anew."""
+        size = num_rows, num_columns
+        if size not in self._host_blocks:
+            self._host_blocks[size] = self._make_host_block(num_rows, num_columns)
+        host = self._host_blocks[size]
+        host.parts[2][:], host.parts[4][:] = host.column_rows, host.starts
+        return host
 
-    def _views(self, num_rows: int, num_columns: int) -> list[IntArray]:
-        """The host's arrays, as far from each other as the device's."""
+    def _make_host_block(self, num_rows: int, num_columns: int) -> _HostBlock:
+        """As far from each other as on the device."""
         places = _carve(Arena(), num_rows, num_columns)
         words: IntArray = self._block.view(np.int32)
-        return [
+        parts = [
             words[place.address // 4 : (place.address + place.num_bytes) // 4].reshape(place.shape)
             for place in places
         ]
+        rows = np.arange(num_rows + 1, dtype=np.int32)
+        return _HostBlock(
+            parts,
+            column_rows=np.repeat(rows[:-1], num_columns),
+            starts=rows * num_columns,
+            num_bytes=sum(-(-part.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for part in parts),
+        )
+
+    def _write_positions(
+        self,
+        positions: IntArray,
+        rows: Sequence[UnitRow],
+        counts: Sequence[int],
+        num_columns: int,
+    ) -> None:
+        steps = np.arange(num_columns, dtype=np.int32)
+        starts = np.array([row.start for row in rows], np.int32)
+        positions.reshape(3, len(rows), num_columns)[:] = starts[:, None] + steps
+        for index, (row, count) in enumerate(zip(rows, counts, strict=True)):
+            if row.positions is not None:
+                part = slice(index * num_columns, (index + 1) * num_columns)
+                positions[:, part] = _rotary_positions(row.positions, count, steps)
 
     def _write_table(self, index: int, page_table: IntArray) -> None:
         entries = page_table.tobytes()
@@ -172,11 +224,7 @@ class WindowInputs:
         self._driver.upload(self._memory.page_tables.index(index).address, table)
 
 
-def _positions(row: UnitRow, count: int, steps: IntArray) -> IntArray:
-    """Rotary positions of a row's columns, [n] or [3, n]; padding goes on by ones."""
-    if row.positions is None:
-        return row.start + steps
-    last = row.positions[:, count - 1 : count]
-    return np.concatenate(
-        (row.positions[:, :count], last + 1 + steps[: steps.size - count]), axis=1
-    )
+def _rotary_positions(positions: IntArray, count: int, steps: IntArray) -> IntArray:
+    """[3, n] of a row's columns; those of padding go on by ones."""
+    last = positions[:, count - 1 : count]
+    return np.concatenate((positions[:, :count], last + 1 + steps[: steps.size - count]), axis=1)
