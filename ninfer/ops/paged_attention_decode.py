@@ -1,23 +1,28 @@
-"""paged_attention_decode: attention of up to 16 columns a row over pages, keys split in units.
+"""paged_attention_decode: attention of up to 32 columns a row over pages, keys split in units.
 
-    y[t, h] = sum_j softmax_j(scale * q[t, h] . k[j]) v[j], j <= ordinals[t], keys and values of
-              head h * Hk // H of the row that column t lies in
+    y[t, h] = sum_j softmax_j(scale * q[t, h] . k[j]) v[j], firsts[t] <= j <= ordinals[t], keys and
+              values of head h * Hk // H of the row that column t lies in; without firsts, all are 0
     with a gate: y[t, h] * sigmoid(gate[t, h])
 
 Shapes     q [T, H, S], H % Hk == 0, H / Hk <= 16; pages as in kv_pages; page_tables [R, P];
-           row_starts [R + 1], a row has at most `columns_per_row` columns; ordinals [T];
+           row_starts [R + 1], a row has at most `columns_per_row` columns; ordinals and firsts [T];
            gate: the projection [T, 2 * H * D + 2 * Hk * D]; y [T, H * D]; D of kv_pages.HEAD_DIMS,
            S = stored_dim(D), zeros in q and pages behind a head's D numbers
 Dtypes     q, gate and y bf16; indices int32; scores and sums f32, probabilities (times the scale of
            8-bit values) bf16 in products, y rounded once
 Units      scale usually D ** -0.5
-Effects    writes every element of y; zeros for a column with a negative ordinal. Reads the places
-           of the row's keys only: others may hold anything
+           ordinals and firsts in tokens: the last and the first key that a column sees, wherever
+           it stands itself; a negative first counts as 0
+Effects    writes every element of y; zeros for a column that sees no key (a negative ordinal, or
+           firsts[t] > ordinals[t]). Of a row, reads only the places from the least first to the
+           greatest ordinal of the columns that see a key, and their pages' table entries: others
+           may hold anything
 Order      keys are cut at positions that depend on nothing else (`unit_count`), and units are
            joined in an order of their number: a column's bits depend neither on T nor on the other
            columns
 Workspace  f32 of `workspace_size` elements for heads of S, aligned to 16 bytes, any content
-Errors     OpContractError for a shape, dtype, stride or alignment outside the above
+Errors     OpContractError for a shape, dtype, stride or alignment outside the above, and for a
+           chained launch with firsts
 Tolerance  BF16_ATTENTION
 Source     Dao et al. 2023, Flash-Decoding; the definition is paged_attention's
 """
@@ -32,6 +37,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ninfer.contract.arrays import FloatArray, IntArray
 from ninfer.contract.units import PAGE_TOKENS
 from ninfer.kernels.device_array import DeviceArray, DeviceView, view_of
 from ninfer.kernels.library import DeviceLimits, KernelLibrary
@@ -40,8 +46,9 @@ from ninfer.ops.device_checks import require_alignment, require_view
 from ninfer.ops.kv_pages import HEAD_DIMS, KvPages, KvPagesView, stored_dim, view_pages
 
 _OP: Final = "paged_attention_decode"
+_INTERVAL: Final = "paged_attention_interval"
 
-MAX_COLUMNS: Final = 16
+MAX_COLUMNS: Final = 32
 """Most columns of a row."""
 MAX_GROUP: Final = 16
 MAX_ROWS: Final = 1024
@@ -63,13 +70,14 @@ _PARAMS: Final = np.dtype(
         ("row_starts", "<u8"), ("ordinals", "<u8"), ("outputs", "<u8"), ("sums", "<u8"),
         ("rows", "<i4"), ("heads", "<i4"), ("kv_heads", "<i4"), ("group", "<i4"),
         ("max_pages", "<i4"), ("max_units", "<i4"), ("row_blocks", "<i4"), ("stages", "<i4"),
-        ("scale_log2e", "<f4"), ("padding", "<i4"),
+        ("scale_log2e", "<f4"), ("padding", "<i4"), ("firsts", "<u8"),
     ]
 )  # fmt: skip
 _COMBINE_PARAMS: Final = np.dtype(
     [
         ("outputs", "<u8"), ("sums", "<u8"), ("ordinals", "<u8"), ("gate", "<u8"), ("y", "<u8"),
         ("heads", "<i4"), ("max_units", "<i4"), ("gate_stride", "<i4"), ("y_stride", "<i4"),
+        ("firsts", "<u8"),
     ]
 )  # fmt: skip
 
@@ -84,6 +92,32 @@ class DecodeShape:
     tile_queries: int
     stages: int
     shared_bytes: int
+
+
+def reference(
+    q: FloatArray,
+    keys: FloatArray,
+    values: FloatArray,
+    *,
+    firsts: IntArray,
+    ordinals: IntArray,
+    scale: float,
+) -> FloatArray:
+    """y [T, H, D] of one row's columns q [T, H, D] over its keys and values [L, Hk, D], finite.
+
+    ordinals < L; in the dtype that it is given.
+    """
+    tokens, heads, head_dim = q.shape
+    length, kv_heads, _ = keys.shape
+    grouped = (q * scale).reshape(tokens, kv_heads, -1, head_dim).transpose(1, 2, 0, 3)
+    scores: FloatArray = grouped @ keys.transpose(1, 2, 0)[:, None]
+    ordinal = np.arange(length)
+    scores[..., (ordinal < firsts[:, None]) | (ordinal > ordinals[:, None])] = -np.inf
+    least = np.finfo(scores.dtype).min
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=least))
+    sums = weights.sum(axis=-1, keepdims=True)
+    y: FloatArray = weights @ values.transpose(1, 0, 2)[:, None] / np.where(sums > 0.0, sums, 1.0)
+    return y.transpose(2, 0, 1, 3).reshape(tokens, heads, head_dim)
 
 
 def unit_count(length: int) -> int:
@@ -137,18 +171,24 @@ def launch(
     scale: float,
     columns_per_row: int,
     stream: int,
+    firsts: DeviceArray | None = None,
     gate: DeviceArray | None = None,
     is_chained: bool = False,
     shape: DecodeShape | None = None,
 ) -> None:
     """Queue y on `stream`, two kernels; returns before they have run.
 
+    firsts       the first key that each column sees; the bits of y are those without them where
+                 all are 0. Never of a chained launch: the kernel ahead may have written any key
+                 from the first on. The second kernel follows the first chained nevertheless
     gate         the projection that q came from, when each query head is followed by its gate
     is_chained   may start while the kernel ahead of it in the stream still runs: that kernel, and
                  all that it did not wait for itself, may write q, the gate and the keys and values
                  of these columns, but no earlier ones, nor rows, ordinals or page tables
     shape        for measurements; by default what shape_decode says
     """
+    if firsts is not None and is_chained:
+        fail(_OP, "a launch with firsts reads keys of the kernel ahead: it must not be chained")
     pages = view_pages(_OP, kv)
     tokens, heads = _check_queries(q, pages)
     group = heads // pages.num_kv_heads
@@ -167,6 +207,8 @@ def launch(
     params["page_tables"], params["max_pages"] = tables.address, tables.row_stride
     params["row_starts"] = require_view(_OP, "row_starts", row_starts, "int32", (rows + 1,)).address
     params["ordinals"] = require_view(_OP, "ordinals", ordinals, "int32", (tokens,)).address
+    if firsts is not None:
+        params["firsts"] = require_view(_OP, "firsts", firsts, "int32", (tokens,)).address
     params["outputs"], params["sums"] = _split_workspace(
         workspace, tokens * heads * max_units, pages.head_dim
     )
@@ -175,8 +217,9 @@ def launch(
     row_blocks = -(-columns_per_row * group // used.tile_queries)
     params["row_blocks"], params["scale_log2e"] = row_blocks, scale * _LOG2_E
     combine, head_dim = _combine_params(params, pages, tokens, y, gate)
-    entry = f"{_OP}_{pages.format}_{pages.head_dim}_{used.tile_queries}"
-    function = kernels.function(_OP, entry)
+    family = _OP if firsts is None else _INTERVAL
+    entry = f"{family}_{pages.format}_{pages.head_dim}_{used.tile_queries}"
+    function = kernels.function(family, entry)
     function.reserve_shared(kernels.limits.shared_bytes_per_block)
     resident = max(1, function.resident_blocks(_THREADS, used.shared_bytes))
     items = rows * max_units * pages.num_kv_heads * row_blocks
@@ -184,9 +227,10 @@ def launch(
         (min(items, resident * kernels.limits.num_multiprocessors), 1, 1), (_THREADS, 1, 1), params,
         stream=stream, shared_bytes=used.shared_bytes, programmatic=is_chained,
     )  # fmt: skip
-    kernels.function(_OP, f"paged_attention_combine_{head_dim}").launch(
+    combination = "paged_attention_combine" if firsts is None else f"{_INTERVAL}_combine"
+    kernels.function(family, f"{combination}_{head_dim}").launch(
         (tokens * heads, pages.head_dim // _COMBINE_DIMS, 1), (_COMBINE_THREADS, 1, 1), combine,
-        stream=stream, programmatic=is_chained,
+        stream=stream, programmatic=is_chained or firsts is not None,
     )  # fmt: skip
 
 
@@ -220,7 +264,7 @@ def _combine_params(
     """The combination's struct, and the D of its entry."""
     heads = int(params["heads"])
     combine = np.zeros((), _COMBINE_PARAMS)
-    for name in ("outputs", "sums", "ordinals", "heads", "max_units"):
+    for name in ("outputs", "sums", "ordinals", "firsts", "heads", "max_units"):
         combine[name] = params[name]
     view, head_dim = view_output(_OP, y, pages, tokens, heads)
     combine["y"], combine["y_stride"] = view.address, view.row_stride

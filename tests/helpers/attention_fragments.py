@@ -1,6 +1,6 @@
 """Index algebra of the paged attention kernels in NumPy: places, lanes, tensor-core products.
 
-It mirrors kernels/paged_attention_decode.cu and include/kv_pages.cuh lane by lane.
+It mirrors include/paged_decode.cuh and include/kv_pages.cuh of the kernels lane by lane.
 """
 
 from __future__ import annotations

@@ -91,6 +91,25 @@ def test_prepare_of_heads_of_32_fills_places_of_64() -> None:
         assert kernels.launches[-1]["has_gate"] == has_gate
 
 
+@pytest.mark.parametrize("kv_format", ["bf16", "fp8", "int8"])
+def test_prepare_without_queries_takes_keys_and_values(kv_format: str) -> None:
+    kernels = RecordingLibrary()
+    launch_prepare(
+        kernels, q=None, qkv=ShapeOnly((5, 8 * 256)), kv=make_pages(kv_format), value_scale=0.75
+    )
+    launch = kernels.only()
+    assert launch.entry == f"attention_prepare_{kv_format}_256"
+    assert launch.grid[0] * launch.block[0] // 32 >= 5 * 8
+    assert (launch["q"], launch["heads"], launch["has_gate"], launch["tokens"]) == (0, 0, 0, 5)
+    assert launch["value_scale"] == 0.75
+
+
+def test_prepare_leaves_values_as_they_are() -> None:
+    kernels = RecordingLibrary()
+    launch_prepare(kernels)
+    assert kernels.only()["value_scale"] == 1.0
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -109,6 +128,12 @@ def test_prepare_of_heads_of_32_fills_places_of_64() -> None:
         {"rope_positions": ShapeOnly((5,), "int32")},
         {"ordinals": ShapeOnly((5,), "int64")},
         {"page_tables": ShapeOnly((9,), "int32")},
+        {"value_scale": float("inf")},
+        {"q": None},
+        {"q": None, "qkv": ShapeOnly((5, 8 * 128))},
+        {"q": None, "qkv": ShapeOnly((4, 8 * 256))},
+        {"q": None, "qkv": ShapeOnly((0, 8 * 256))},
+        {"qkv": ShapeOnly((5, 8 * 256))},
     ],
 )
 def test_prepare_refuses(change: dict[str, Any]) -> None:
@@ -153,6 +178,42 @@ def test_decode_queues_a_resident_grid_and_its_combination() -> None:
 
 
 @pytest.mark.parametrize("kv_format", ["bf16", "fp8", "int8"])
+@pytest.mark.parametrize(("head_dim", "width"), [(32, 64), (64, 64), (128, 128), (256, 256)])
+@pytest.mark.parametrize(("columns", "tile"), [(1, 8), (2, 16), (17, 32)])
+def test_intervals_have_entries_of_their_own(
+    columns: int, tile: int, head_dim: int, width: int, kv_format: str
+) -> None:
+    kernels = RecordingLibrary()
+    tokens = 3 * columns
+    size = paged_attention_decode.workspace_size(tokens, 24, width, 2048)
+    launch_decode(
+        kernels, q=ShapeOnly((tokens, 24, width)), kv=make_pages(kv_format, head_dim=width),
+        y=ShapeOnly((tokens, 24 * head_dim)), gate=None, workspace=ShapeOnly((size,), "float32"),
+        ordinals=ShapeOnly((tokens,), "int32"), columns_per_row=columns,
+        firsts=ShapeOnly((tokens,), "int32", 1 << 21),
+    )  # fmt: skip
+    units, combine = kernels.launches
+    family = "paged_attention_interval"
+    assert (units.family, combine.family) == (family, family)
+    assert units.entry == f"{family}_{kv_format}_{width}_{tile}"
+    assert combine.entry == f"{family}_combine_{head_dim}"
+    assert units["firsts"] == combine["firsts"] == 1 << 21
+    assert units["row_blocks"] == -(-columns * 6 // tile)
+    assert (units.options["programmatic"], combine.options["programmatic"]) == (False, True)
+    assert units.arguments.dtype.itemsize == struct_bytes(family, "PagedDecodeParams")
+    assert combine.arguments.dtype.itemsize == struct_bytes(family, "PagedCombineParams")
+
+
+@pytest.mark.parametrize("is_chained", [False, True])
+def test_decode_without_intervals_is_chained_as_it_is_told(is_chained: bool) -> None:
+    kernels = RecordingLibrary()
+    launch_decode(kernels, is_chained=is_chained)
+    for launch in kernels.launches:
+        assert launch.family == "paged_attention_decode"
+        assert (launch["firsts"], launch.options["programmatic"]) == (0, is_chained)
+
+
+@pytest.mark.parametrize("kv_format", ["bf16", "fp8", "int8"])
 def test_heads_of_32_take_the_units_of_64_and_store_32(kv_format: str) -> None:
     kernels = RecordingLibrary()
     common = {"kv": make_pages(kv_format, head_dim=64)}
@@ -180,7 +241,7 @@ def test_decode_of_a_short_capacity_launches_no_idle_blocks() -> None:
 @pytest.mark.parametrize("limits", [H200, SMALL])
 @pytest.mark.parametrize("kv_format", ["bf16", "fp8", "int8"])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-@pytest.mark.parametrize("queries", [1, 8, 9, 16, 17, 96, 256])
+@pytest.mark.parametrize("queries", [1, 8, 9, 16, 17, 96, 512])
 def test_decode_shapes_fit_the_device(
     limits: DeviceLimits, kv_format: str, head_dim: int, queries: int
 ) -> None:
@@ -204,8 +265,11 @@ def test_decode_shapes_fit_the_device(
         {"row_starts": ShapeOnly((3,), "int32")},
         {"ordinals": ShapeOnly((4,), "int32")},
         {"workspace": ShapeOnly((1000,), "float32")},
-        {"columns_per_row": 17},
+        {"columns_per_row": 33},
         {"columns_per_row": 0},
+        {"firsts": ShapeOnly((3,), "int32"), "is_chained": True},
+        {"firsts": ShapeOnly((4,), "int32")},
+        {"firsts": ShapeOnly((3,), "int64")},
         {"gate": ShapeOnly((3, 32 * 256))},
         {"y": ShapeOnly((3, 24 * 32))},
         {"y": ShapeOnly((3, 24 * 48))},

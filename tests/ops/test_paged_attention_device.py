@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,25 +10,20 @@ from numpy.typing import NDArray
 
 from ninfer.ops import paged_attention_decode, paged_attention_prefill
 from ninfer.ops.float_codecs import HalfArray, bf16_to_float
-from ninfer.ops.kv_pages import HEAD_DIMS, stored_dim, view_pages
+from ninfer.ops.kv_pages import HEAD_DIMS, view_pages
 from tests.helpers.device import Device, open_device
 from tests.helpers.fenced import Fenced
 from tests.helpers.kv_cache import (
     FORMATS,
     KvCache,
-    PagesOnDevice,
     attend,
     filled_cache,
     projection,
     random_bf16,
     stored,
 )
-from tests.helpers.tolerance import (
-    BF16_ATTENTION,
-    BF16_ATTENTION_L2,
-    assert_close,
-    assert_close_overall,
-)
+from tests.helpers.paged_decode import check, last_ordinals, run_decode, upload
+from tests.helpers.tolerance import BF16_ATTENTION, assert_close
 
 pytestmark = pytest.mark.gpu
 
@@ -42,67 +36,6 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
     opened = open_device(tmp_path_factory.mktemp("kernels"))
     with opened.stream:
         yield opened
-
-
-def upload(device: Device, cache: KvCache) -> PagesOnDevice:
-    cp = device.cp
-    return PagesOnDevice(
-        cp.asarray(cache.pages), None if cache.scales is None else cp.asarray(cache.scales)
-    )
-
-
-def check(got: HalfArray, want: NDArray[np.float64]) -> None:
-    assert_close(bf16_to_float(got), want, BF16_ATTENTION)
-    assert_close_overall(bf16_to_float(got), want, BF16_ATTENTION_L2)
-
-
-def run_decode(
-    device: Device,
-    cache: KvCache,
-    q: HalfArray,
-    ordinals: Sequence[NDArray[np.int32]],
-    *,
-    gate: HalfArray | None = None,
-    columns_per_row: int | None = None,
-    rows: Sequence[int] | None = None,
-    **options: Any,
-) -> HalfArray:
-    """y [T, H * D]; ordinals of each row's columns; rows of the cache, all by default."""
-    cp = device.cp
-    counts = [item.size for item in ordinals]
-    tables = cache.page_tables if rows is None else cache.page_tables[list(rows)]
-    y = Fenced(cp, (q.shape[0], q.shape[1] * q.shape[2]), "uint16")
-    tokens, heads, head_dim = q.shape
-    size = paged_attention_decode.workspace_size(
-        tokens, heads, stored_dim(head_dim), tables.shape[1]
-    )
-    workspace = Fenced(cp, (size,), "float32")
-    workspace.array[...] = np.nan
-    queries = cp.asarray(stored(q))
-    paged_attention_decode.launch(
-        device.kernels,
-        queries,
-        upload(device, cache),
-        y.array,
-        page_tables=cp.asarray(tables),
-        row_starts=cp.asarray(np.cumsum([0, *counts]).astype(np.int32)),
-        ordinals=cp.asarray(np.concatenate(ordinals).astype(np.int32)),
-        workspace=workspace.array,
-        scale=cache.scale,
-        columns_per_row=columns_per_row or max(1, *counts),
-        gate=None if gate is None else cp.asarray(projection(gate, cache.pages.shape[2])),
-        stream=device.stream.ptr,
-        **options,
-    )
-    device.stream.synchronize()
-    workspace.read()
-    assert (cp.asnumpy(queries) == stored(q)).all()
-    result: HalfArray = y.read()
-    return result
-
-
-def last_ordinals(lengths: Sequence[int], columns: int = 1) -> list[NDArray[np.int32]]:
-    return [np.arange(length - columns, length, dtype=np.int32) for length in lengths]
 
 
 @pytest.mark.parametrize("kv_format", FORMATS)
@@ -142,6 +75,20 @@ def test_decode_of_several_columns_is_causal(
     q = random_bf16((columns, 6, head_dim), 11)
     got = run_decode(device, cache, q, last_ordinals([length], columns))
     check(got, attend(cache, 0, q, length - columns))
+
+
+@pytest.mark.parametrize(("columns", "heads"), [(17, 6), (32, 16)])
+def test_decode_of_many_columns(device: Device, columns: int, heads: int) -> None:
+    lengths = [columns, 70, 2100]
+    cache = filled_cache("bf16", lengths, 1, 128, max_pages=34)
+    q = random_bf16((3 * columns, heads, 128), 12)
+    ordinals = last_ordinals(lengths, columns)
+    got = run_decode(device, cache, q, ordinals)
+    for row, length in enumerate(lengths):
+        part = slice(row * columns, (row + 1) * columns)
+        check(got[part], attend(cache, row, q[part], length - columns))
+    few = run_decode(device, cache, q[columns : columns + 3], [ordinals[1][:3]], rows=[1])
+    assert (few == got[columns : columns + 3]).all()
 
 
 @pytest.mark.parametrize("kv_format", FORMATS)

@@ -19,3 +19,8 @@ __device__ __forceinline__ int unit_count(int length) {
   if (length <= kFineEnd) return (length + kFineTokens - 1) / kFineTokens;
   return kFineUnits + (length - kFineEnd + kUnitTokens - 1) / kUnitTokens;
 }
+
+// The unit that holds a key.
+__device__ __forceinline__ int unit_of(int key) {
+  return key < kFineEnd ? key / kFineTokens : kFineUnits + (key - kFineEnd) / kUnitTokens;
+}
