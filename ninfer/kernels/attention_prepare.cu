@@ -19,7 +19,7 @@ constexpr int kWarps = 8;
 constexpr float kE4m3Max = 448.f, kInt8Max = 127.f, kHalfMax = 65504.f;
 
 struct AttentionPrepareParams {
-  const u16* qkv;              // [T, H * (D or 2 D) + 2 * Hk * D] bf16
+  const u16* qkv;              // [T, H * (D or 2 D) + 2 * Hk * D] bf16, H may be 0
   const u16* q_norm;           // [D] bf16
   const u16* k_norm;           // [D] bf16
   const float* inverse;        // [half] f32
@@ -28,13 +28,14 @@ struct AttentionPrepareParams {
   const int* ordinals;         // [T], negative: a column of padding
   const int* column_rows;      // [T]
   const int* page_tables;      // [R, max_pages]
-  u16* q;                      // [T, H, stored D] bf16
+  u16* q;                      // [T, H, stored D] bf16, null where H is 0
   u8* pages;                   // one layer's
   u8* scales;                  // one layer's, null for bf16
   int tokens, heads, kv_heads, qkv_stride, has_gate, half, max_pages;
-  float eps, norm_offset, rope_scale;
+  float eps, norm_offset, rope_scale, value_scale;
+  int padding;
 };
-static_assert(sizeof(AttentionPrepareParams) == 136, "ninfer/ops/attention_prepare.py mirrors this struct");
+static_assert(sizeof(AttentionPrepareParams) == 144, "ninfer/ops/attention_prepare.py mirrors this struct");
 
 // kCount (2, 4 or 8) bf16 numbers, aligned to their size.
 template <int kCount>
@@ -220,7 +221,10 @@ __device__ __forceinline__ void attention_prepare(const AttentionPrepareParams& 
   if (!is_query && ordinal >= 0) {
     page = __ldcg(p.page_tables + static_cast<u64>(row) * p.max_pages + ordinal / kPageTokens);
   }
-  if (!is_value) {
+  if (is_value) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] *= p.value_scale;
+  } else {
     normalise<kHeadDim>(x, gain, p.eps, p.norm_offset);
     rotate<kCount>(p, lanes, positions, lane, heads[warp], x);
   }

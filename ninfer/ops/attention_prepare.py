@@ -1,15 +1,17 @@
 """attention_prepare: a projection's queries, keys and values made ready for attention.
 
     q = rotary(rms_norm(qkv's queries, q_norm));  k = rotary(rms_norm(qkv's keys, k_norm))
-    q -> q [T, H, S];  k and v -> the page of the column's row at the column's ordinal
+    q -> q [T, H, S];  k and value_scale * v -> the page of the column's row at the column's ordinal
 
 Shapes     qkv [T, H * D + 2 * Hk * D], or with an output gate, D numbers behind each query head,
-           [T, 2 * H * D + 2 * Hk * D]; q_norm and k_norm [D]; rope_positions [3, T]; ordinals and
-           column_rows [T]; page_tables [R, P]; rotary inverse and axes [half], 2 * half <= D;
-           D of kv_pages.HEAD_DIMS; q [T, H, S] and pages as in kv_pages, S = stored_dim(D)
+           [T, 2 * H * D + 2 * Hk * D], or of keys and values only, without q, [T, 2 * Hk * D];
+           q_norm and k_norm [D]; rope_positions [3, T]; ordinals and column_rows [T]; page_tables
+           [R, P]; rotary inverse and axes [half], 2 * half <= D; D of kv_pages.HEAD_DIMS;
+           q [T, H, S] and pages as in kv_pages, S = stored_dim(D)
 Dtypes     qkv, norms and q bf16; inverse f32; indices int32; sums, angles, cos and sin f32; q, and
            k and v before they are coded, rounded to bf16 once
-Units      eps > 0; norm_offset added to the norm weights; rope_positions and ordinals in tokens
+Units      eps > 0; norm_offset added to the norm weights; rope_positions and ordinals in tokens;
+           value_scale finite, 1 leaves every bit of the values
 Effects    writes every element of q and one place of the pages for each column, zeros behind the D
            numbers of a head; a column depends on itself alone, bit for bit. A column with a
            negative ordinal is padding: its q is zero and no page is written. Columns lie at
@@ -22,17 +24,18 @@ Source     ops qk_norm, rotary, kv_write
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 from typing import Final
 
 import numpy as np
 
 from ninfer.contract.arrays import FloatArray
-from ninfer.kernels.device_array import DeviceArray, view_of
+from ninfer.kernels.device_array import DeviceArray, DeviceView, view_of
 from ninfer.kernels.library import KernelLibrary
 from ninfer.ops import rms_norm, rotary
 from ninfer.ops.checks import fail
 from ninfer.ops.device_checks import require_alignment, require_view
-from ninfer.ops.kv_pages import HEAD_DIMS, KvPages, stored_dim, view_pages
+from ninfer.ops.kv_pages import HEAD_DIMS, KvPages, KvPagesView, stored_dim, view_pages
 
 _OP: Final = "attention_prepare"
 
@@ -44,7 +47,7 @@ _PARAMS: Final = np.dtype(
         ("page_tables", "<u8"), ("q", "<u8"), ("pages", "<u8"), ("scales", "<u8"),
         ("tokens", "<i4"), ("heads", "<i4"), ("kv_heads", "<i4"), ("qkv_stride", "<i4"),
         ("has_gate", "<i4"), ("half", "<i4"), ("max_pages", "<i4"), ("eps", "<f4"),
-        ("norm_offset", "<f4"), ("rope_scale", "<f4"),
+        ("norm_offset", "<f4"), ("rope_scale", "<f4"), ("value_scale", "<f4"), ("padding", "<i4"),
     ]
 )  # fmt: skip
 
@@ -86,7 +89,7 @@ def reference(
 def launch(
     kernels: KernelLibrary,
     qkv: DeviceArray,
-    q: DeviceArray,
+    q: DeviceArray | None,
     kv: KvPages,
     *,
     norms: HeadNorms,
@@ -96,28 +99,32 @@ def launch(
     column_rows: DeviceArray,
     page_tables: DeviceArray,
     stream: int,
+    value_scale: float = 1.0,
     is_chained: bool = False,
 ) -> None:
     """Queue q and the pages' new places on `stream`; returns before it has run.
 
+    q            None: qkv holds keys and values only, and norms.q_norm tells D and nothing else
+    value_scale  times every value, before it is rounded to bf16
     is_chained   may start while the kernel ahead of it in the stream still runs
     """
     pages = view_pages(_OP, kv)
-    queries = view_of(_OP, "q", q, "uint16", 3)
-    tokens, heads, width = queries.shape
-    if tokens < 1 or width != pages.head_dim or heads < 1 or heads % pages.num_kv_heads:
-        fail(_OP, f"q has shape {queries.shape} for {pages.num_kv_heads} heads x {pages.head_dim}")
+    source = view_of(_OP, "qkv", qkv, "uint16", 2)
+    queries = None if q is None else _view_queries(q, pages)
+    tokens, heads = (source.shape[0], 0) if queries is None else queries.shape[:2]
     (head_dim,) = view_of(_OP, "q_norm", norms.q_norm, "uint16", 1).shape
-    if head_dim not in HEAD_DIMS or stored_dim(head_dim) != width:
-        fail(_OP, f"q_norm has {head_dim} weights for heads stored as {width}")
+    if head_dim not in HEAD_DIMS or stored_dim(head_dim) != pages.head_dim:
+        fail(_OP, f"q_norm has {head_dim} weights for heads stored as {pages.head_dim}")
     params = np.zeros((), _PARAMS)
-    params["q"] = require_view(_OP, "q", q, "uint16", queries.shape, alignment_bytes=16).address
+    params["q"] = 0 if queries is None else queries.address
     params["tokens"], params["heads"], params["kv_heads"] = tokens, heads, pages.num_kv_heads
     params["pages"], params["scales"] = pages.address, pages.scales_address
-    source = view_of(_OP, "qkv", qkv, "uint16", 2)
     params["has_gate"] = _has_gate(source.shape, tokens, head_dim, heads, pages.num_kv_heads)
     require_alignment(_OP, "qkv", source, "uint16", 16)
     params["qkv"], params["qkv_stride"] = source.address, source.row_stride
+    if not isfinite(value_scale):
+        fail(_OP, f"value_scale {value_scale} is not finite")
+    params["value_scale"] = value_scale
     if not norms.eps > 0.0:
         fail(_OP, f"eps {norms.eps} is not positive")
     params["eps"], params["norm_offset"] = norms.eps, norms.offset
@@ -146,11 +153,20 @@ def launch(
     )  # fmt: skip
 
 
+def _view_queries(q: DeviceArray, pages: KvPagesView) -> DeviceView:
+    """q [T, H, S]."""
+    shape = view_of(_OP, "q", q, "uint16", 3).shape
+    _, heads, width = shape
+    if width != pages.head_dim or heads < 1 or heads % pages.num_kv_heads:
+        fail(_OP, f"q has shape {shape} for {pages.num_kv_heads} heads x {pages.head_dim}")
+    return require_view(_OP, "q", q, "uint16", shape, alignment_bytes=16)
+
+
 def _has_gate(
     shape: tuple[int, ...], tokens: int, head_dim: int, heads: int, kv_heads: int
 ) -> bool:
     plain = (heads + 2 * kv_heads) * head_dim
     gated = plain + heads * head_dim
-    if shape not in ((tokens, plain), (tokens, gated)):
+    if tokens < 1 or shape not in ((tokens, plain), (tokens, gated)):
         fail(_OP, f"qkv has shape {shape}, expected {tokens} x {plain}, or {gated} with gates")
-    return shape[1] == gated
+    return heads > 0 and shape[1] == gated

@@ -14,9 +14,9 @@ from ninfer.contract.arrays import FloatArray
 from ninfer.contract.model import RopeConfig
 from ninfer.ops import attention_prepare, kv_pages, rotary
 from ninfer.ops.attention_prepare import HeadNorms, RotaryTables
-from ninfer.ops.float_codecs import HalfArray, bf16_to_float
+from ninfer.ops.float_codecs import HalfArray, bf16_to_float, float_to_bf16
 from tests.helpers.device import Device, open_device
-from tests.helpers.fenced import Fenced
+from tests.helpers.fenced import POISON, Fenced
 from tests.helpers.kv_cache import (
     FORMATS,
     KvCache,
@@ -68,6 +68,10 @@ class Case:
         start = first if part == "k" else first + KV_HEADS * dim
         return self.qkv[:, start : start + KV_HEADS * dim].reshape(-1, KV_HEADS, dim)
 
+    @property
+    def keys_and_values(self) -> HalfArray:
+        return self.qkv[:, -2 * KV_HEADS * self.head_dim :]
+
     def columns(self, first: int, last: int) -> Case:
         part = slice(first, last)
         return replace(
@@ -112,7 +116,15 @@ class Outcome:
     scales: NDArray[Any] | None
 
 
-def run(device: Device, case: Case, cache: KvCache, *, is_chained: bool = False) -> Outcome:
+def run(
+    device: Device,
+    case: Case,
+    cache: KvCache,
+    *,
+    has_queries: bool = True,
+    value_scale: float = 1.0,
+    is_chained: bool = False,
+) -> Outcome:
     cp = device.cp
     width = kv_pages.stored_dim(case.head_dim)
     q = Fenced(cp, (case.qkv.shape[0], HEADS, width), "uint16")
@@ -123,11 +135,12 @@ def run(device: Device, case: Case, cache: KvCache, *, is_chained: bool = False)
         scales = Fenced(cp, cache.scales.shape, cache.scales.dtype.name)
         scales.array[...] = cp.asarray(cache.scales)
     constants = rotary.frequencies(case.rope)
-    qkv = cp.asarray(case.qkv)
+    source = case.qkv if has_queries else np.ascontiguousarray(case.keys_and_values)
+    qkv = cp.asarray(source)
     attention_prepare.launch(
         device.kernels,
         qkv,
-        q.array,
+        q.array if has_queries else None,
         PagesOnDevice(pages.array, None if scales is None else scales.array),
         norms=HeadNorms(cp.asarray(case.q_norm), cp.asarray(case.k_norm), EPS, case.offset),
         rotary_tables=RotaryTables(
@@ -138,10 +151,11 @@ def run(device: Device, case: Case, cache: KvCache, *, is_chained: bool = False)
         column_rows=cp.asarray(case.column_rows),
         page_tables=cp.asarray(cache.page_tables),
         stream=device.stream.ptr,
+        value_scale=value_scale,
         is_chained=is_chained,
     )
     device.stream.synchronize()
-    assert (cp.asnumpy(qkv) == case.qkv).all()
+    assert (cp.asnumpy(qkv) == source).all()
     return Outcome(q.read(), pages.read(), None if scales is None else scales.read())
 
 
@@ -213,6 +227,51 @@ def test_eight_bit_pages_code_what_bf16_pages_hold(
         assert (got.pages[page, part, :, offset] == codes).all()
     got.pages[page, :, :, offset] = cache.pages[0, 0, 0, 0, 0]
     assert (got.pages == cache.pages).all()
+
+
+def same_pages(got: Outcome, want: Outcome) -> bool:
+    """Bit for bit, with their scales."""
+    return all(
+        np.asarray(a).tobytes() == np.asarray(b).tobytes()
+        for a, b in ((got.pages, want.pages), (got.scales, want.scales))
+        if a is not None
+    )
+
+
+@pytest.mark.parametrize("kv_format", FORMATS)
+@pytest.mark.parametrize("head_dim", kv_pages.HEAD_DIMS)
+def test_keys_and_values_need_no_queries(device: Device, head_dim: int, kv_format: str) -> None:
+    case, cache = make_case(21, head_dim, has_gate=False), new_cache(kv_format, head_dim)
+    case.ordinals[[2, 20]] = -1
+    want = run(device, case, cache, value_scale=1.5)
+    for is_chained in (False, True):
+        got = run(device, case, cache, has_queries=False, value_scale=1.5, is_chained=is_chained)
+        assert same_pages(got, want)
+        assert (got.q == want.q.dtype.type(POISON << 8 | POISON)).all()
+
+
+@pytest.mark.parametrize("value_scale", [0.3, -4.0, 0.0])
+@pytest.mark.parametrize("head_dim", kv_pages.HEAD_DIMS)
+def test_values_are_scaled_before_they_are_rounded(
+    device: Device, head_dim: int, value_scale: float
+) -> None:
+    case = make_case(40, head_dim)
+    plain = run(device, case, new_cache("bf16", head_dim))
+    exact = run(device, case, new_cache("bf16", head_dim), value_scale=value_scale)
+    page, offset = written(case, new_cache("bf16", head_dim))
+    scaled = bf16_to_float(stored(case.heads("v"))) * np.float32(value_scale)
+    assert (exact.pages[page, 1, :, offset] == float_to_bf16(scaled)).all()
+    assert (exact.pages[page, 0, :, offset] == plain.pages[page, 0, :, offset]).all()
+    assert (exact.q == plain.q).all()
+    for kv_format in ("fp8", "int8"):
+        got = run(device, case, new_cache(kv_format, head_dim), value_scale=value_scale)
+        assert got.scales is not None
+        for part in (0, 1):
+            codes, scales = kv_pages.encode(
+                bf16_to_float(exact.pages[page, part, :, offset]), kv_format
+            )
+            assert (got.scales[page, part, :, offset] == scales).all()
+            assert (got.pages[page, part, :, offset] == codes).all()
 
 
 def test_values_that_bf16_rounds_to_the_largest_code_saturate(device: Device) -> None:
