@@ -151,9 +151,12 @@ def lucky(rng: np.random.Generator, num_drafts: int, right: float) -> int:
     return low + int(rng.random() < num_drafts * right - low)
 
 
-def device_times(executor: CudaExecutor, batch: int, num_drafts: int) -> dict[str, float]:
-    """Microseconds of the parts of a round, replayed alone."""
+async def device_times(
+    executor: CudaExecutor, batch: int, num_drafts: int, pages: int
+) -> dict[str, float]:
+    """Microseconds of the parts of a round, replayed alone behind a round of that size."""
     rounds, driver = executor.rounds, executor.driver
+    sequences = await begin(executor, batch, pages)
 
     def of(enqueue: Any) -> float:
         return statistics.median(driver.measure(enqueue) for _ in range(REPEATS)) * 1e6
@@ -161,6 +164,10 @@ def device_times(executor: CudaExecutor, batch: int, num_drafts: int) -> dict[st
     found: dict[str, float] = {}
     for columns in (1, 1 + num_drafts):
         size = (batch, columns)
+        inputs = [WRONG] * columns
+        await executor.verify(
+            tuple(each.row(inputs, num_proposed=num_drafts) for each in sequences)
+        )
         found[f"forward_{columns}_us"] = of(partial(rounds.queue_forward, size))
         found[f"finish_{columns}_us"] = of(partial(rounds.queue_finish, size))
     size = (batch, 1 + num_drafts)
@@ -196,10 +203,11 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
     setup.executor.close()
     drafting = dataclasses.replace(options, spec=args.spec, draft_tokens=args.drafts)
     setup = open_synthetic_benchmark(args.model, drafting)
+    start_s = setup.start_s
     for batch in args.batches:
         row = figures[f"B={batch}"]
         row |= await drafted_run(setup, plain[batch][1], args.drafts, args.right, pages)
-        row |= device_times(setup.executor, batch, args.drafts)
+        row |= await device_times(setup.executor, batch, args.drafts, pages)
         columns = 1 + args.drafts
         verify = row[f"forward_{columns}_us"] + row[f"finish_{columns}_us"]
         row["verify_ratio"] = verify / row["plain_device_us"]
@@ -213,6 +221,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         "spec": args.spec,
         "drafts": args.drafts,
         "right": args.right,
+        "start_s": start_s,
         "figures": figures,
     }
 
@@ -231,6 +240,7 @@ def main() -> None:
     found = asyncio.run(measure(args))
     if args.json is not None:
         write_record(args.json, found)
+    print(f"{found['start_s']:.1f} s from the open device to ready graphs")
     for name, row in found["figures"].items():
         figures = {key: round(value, 3) for key, value in row.items()}
         print(args.model, args.weights, args.spec, name, figures)

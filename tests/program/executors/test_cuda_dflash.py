@@ -372,8 +372,9 @@ async def test_rounds_leave_the_bits_of_steps(tmp_path: Path, name: str) -> None
                 target.advance(row.token_ids[: len(more)].tolist())
                 tokens += more
             for tokens, output, (text, proposals) in zip(said, outputs, alone, strict=True):
-                assert tokens == text[: len(tokens)]
-                assert output.proposal == proposals[len(tokens)]
+                assert tokens[:NUM_TOKENS] == text[: len(tokens)]
+                if len(tokens) <= NUM_TOKENS:
+                    assert output.proposal == proposals[len(tokens)]
         for target, prompt, tokens in zip(targets, prompts, said, strict=True):
             serial, _ = await start(executor, 7, prompt, SAMPLED)
             for token in tokens[:-1]:
