@@ -176,6 +176,12 @@ async def device_times(
     return found
 
 
+def beside_the_plan(setup: BenchSetup) -> int:
+    """Bytes of the device that the driver, its kernels and graphs take."""
+    free, total = setup.executor.driver.memory_info()
+    return total - free - setup.plan.total_bytes
+
+
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
     options = EngineOptions(
         executor="cuda",
@@ -203,7 +209,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
     setup.executor.close()
     drafting = dataclasses.replace(options, spec=args.spec, draft_tokens=args.drafts)
     setup = open_synthetic_benchmark(args.model, drafting)
-    start_s = setup.start_s
+    started = {"start_s": setup.start_s, "bytes_beside_the_plan": beside_the_plan(setup)}
     for batch in args.batches:
         row = figures[f"B={batch}"]
         row |= await drafted_run(setup, plain[batch][1], args.drafts, args.right, pages)
@@ -221,7 +227,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         "spec": args.spec,
         "drafts": args.drafts,
         "right": args.right,
-        "start_s": start_s,
+        **started,
         "figures": figures,
     }
 
@@ -240,7 +246,10 @@ def main() -> None:
     found = asyncio.run(measure(args))
     if args.json is not None:
         write_record(args.json, found)
-    print(f"{found['start_s']:.1f} s from the open device to ready graphs")
+    print(
+        f"{found['start_s']:.1f} s from the open device to ready graphs,"
+        f" {found['bytes_beside_the_plan'] / 1e9:.2f} GB beside the plan"
+    )
     for name, row in found["figures"].items():
         figures = {key: round(value, 3) for key, value in row.items()}
         print(args.model, args.weights, args.spec, name, figures)

@@ -207,7 +207,7 @@ class EngineOptions:
     )
     draft_tokens: int | None = option(
         None,
-        "most tokens that one sequence guesses at once, with --spec; default 7, with mtp 3, with"
+        "most tokens that one sequence guesses at once, with --spec; default 7, with"
         " dflash what the draft model was trained for",
         parse=parse_int(1, MAX_DRAFT_TOKENS),
         metavar="N",

@@ -5,15 +5,15 @@ Used by the planner and by the loaders of both executors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 from ninfer.contract.errors import OptionError
 from ninfer.contract.model import ModelConfig
 from ninfer.options import EngineOptions, flag_of
 
-_DEFAULT_DRAFT_TOKENS: Final[Mapping[str, int]] = {"ngram": 7, "mtp": 3}
-"""Of each kind of speculation. An MTP module was trained to guess one token: a chain decays."""
+_DEFAULT_DRAFT_TOKENS: Final = 7
+"""Room for copies. How much of it is worth its time, chains of a module too, is found while
+running."""
 
 
 def has_draft_model(options: EngineOptions) -> bool:
@@ -29,7 +29,7 @@ def draft_tokens(options: EngineOptions) -> int:
         if wanted is not None:
             raise OptionError(flag_of("draft_tokens"), f"it is for --spec, which is {options.spec}")
         return 0
-    return _DEFAULT_DRAFT_TOKENS[options.spec] if wanted is None else wanted
+    return _DEFAULT_DRAFT_TOKENS if wanted is None else wanted
 
 
 def components_of(config: ModelConfig, options: EngineOptions) -> tuple[str, ...]:

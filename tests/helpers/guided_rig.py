@@ -95,12 +95,7 @@ class GuidedModel:
             max_draft_tokens=draft_tokens,
             has_draft_model=has_draft_model,
         )
-        config = self.source.config
-        draft_model = MtpModel(config, self.weights) if has_draft_model else None
-        executor = CpuExecutor(
-            config, self.weights, capacity, draft_model=draft_model, num_threads=1
-        )
-        program = ModelProgram(config, executor, capacity)
+        program = ModelProgram(self.source.config, self.executor(capacity), capacity)
         engine = Engine(
             program,
             max_pending=256,
@@ -113,6 +108,11 @@ class GuidedModel:
             yield engine
         finally:
             await engine.aclose()
+
+    def executor(self, capacity: Capacity) -> CpuExecutor:
+        config = self.source.config
+        draft_model = MtpModel(config, self.weights) if capacity.has_draft_model else None
+        return CpuExecutor(config, self.weights, capacity, draft_model=draft_model, num_threads=1)
 
     async def request(
         self, text: str, *, thinks: bool = False, declares: tuple[Any, ...] = (), **fields: Any

@@ -10,21 +10,25 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import cycle, repeat
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from ninfer.contract.chat import ToolRules, ToolSpec
 from ninfer.contract.drafting import DraftCounts
 from ninfer.contract.generation import FinishReason, GenerationRequest
+from ninfer.contract.units import PAGE_TOKENS
 from ninfer.engine.core import Engine
 from ninfer.engine.speculation.drafter import Drafter, Guess, Hope, MakeDrafter
 from ninfer.engine.speculation.row_drafter import RowDrafter
 from tests.helpers.guided_rig import MAX_CONTEXT, GuidedAnswer, GuidedModel, answer, constraint
 from tests.helpers.known_drafter import KnownDrafter
 
+LEAST_PAGES: Final = MAX_CONTEXT // PAGE_TOKENS
+"""One request can always stay."""
 SUBJECTS: Final = (
     "a river", "a boat", "the moon", "a baker", "an old clock", "a penguin", "two friends", "snow",
     "a lost key", "a garden", "the sea", "a small dog", "a train", "a teacher", "rain", "a kite",
@@ -140,6 +144,39 @@ class Tally:
     ends: Counter[str] = field(default_factory=Counter)
     differing: list[tuple[Setting, int]] = field(default_factory=list)
 
+    def add(self, other: Tally) -> None:
+        self.num_requests += other.num_requests
+        self.num_tokens += other.num_tokens
+        self.num_settings += other.num_settings
+        self.num_pauses += other.num_pauses
+        self.num_cancelled += other.num_cancelled
+        for source, counts in other.drafts.items():
+            self.drafts[source] += counts
+        self.ends += other.ends
+        self.differing += other.differing
+
+
+OpenEngine: TypeAlias = Callable[[Setting, MakeDrafter], AbstractAsyncContextManager[Engine]]
+"""An engine of a setting's size, for as long as it is asked."""
+
+
+def on_cpu(model: GuidedModel) -> OpenEngine:
+    """Each time another executor."""
+
+    def open_engine(
+        setting: Setting, make_drafter: MakeDrafter
+    ) -> AbstractAsyncContextManager[Engine]:
+        return model.engine(
+            lanes=setting.lanes,
+            num_pages=setting.num_pages,
+            host_blocks=setting.host_blocks,
+            draft_tokens=setting.draft_tokens,
+            has_draft_model=setting.has_draft_model,
+            make_drafter=make_drafter,
+        )
+
+    return open_engine
+
 
 class TextOnly:
     """A RowDrafter that is told of no proposals."""
@@ -155,29 +192,27 @@ class TextOnly:
 
 
 class Matrix:
-    """Cases with their plain answers, which `ask_plain` finds out."""
+    """Cases with their plain answers, which `ask_plain` finds out. `open_engine` is by default
+    `on_cpu`."""
 
-    def __init__(self, model: GuidedModel, asked: Sequence[Case]) -> None:
+    def __init__(
+        self, model: GuidedModel, asked: Sequence[Case], open_engine: OpenEngine | None = None
+    ) -> None:
         self._model = model
         self._cases = asked
+        self._open_engine = on_cpu(model) if open_engine is None else open_engine
         self._vocab_size = model.source.config.vocab_size
         self.plain: list[GuidedAnswer] = []
 
     async def ask_plain(self, lanes: int = 8) -> None:
-        async with self._model.engine(lanes=lanes, num_pages=8 * lanes) as engine:
+        setting = Setting(0, lanes, num_pages=8 * lanes)
+        async with self._open_engine(setting, RowDrafter) as engine:
             requests = [await self._request(index) for index in range(len(self._cases))]
             self.plain = await asyncio.gather(*(answer(engine, each) for each in requests))
 
     async def check(self, setting: Setting, indices: Sequence[int], tally: Tally) -> None:
         """Ask the cases at once; those that are also cancelled are asked once more for that."""
-        async with self._model.engine(
-            lanes=setting.lanes,
-            num_pages=setting.num_pages,
-            host_blocks=setting.host_blocks,
-            draft_tokens=setting.draft_tokens,
-            has_draft_model=setting.has_draft_model,
-            make_drafter=self._drafters(setting),
-        ) as engine:
+        async with self._open_engine(setting, self._drafters(setting)) as engine:
             requests = [await self._request(index) for index in indices]
             cut = indices[: setting.num_cancelled]
             again = [(await self._request(index), index) for index in cut]
@@ -234,7 +269,7 @@ class Matrix:
 
 def small_pool(lanes: int) -> int:
     """Pages in which so many requests cannot all stay; one always can."""
-    return max(MAX_CONTEXT // 64, 3 * lanes // 2)
+    return max(LEAST_PAGES, 3 * lanes // 2)
 
 
 def _end_of(item: GuidedAnswer) -> str:

@@ -36,7 +36,7 @@ def ignore(stage: str, done: int, total: int) -> None:
         (EngineOptions(), (("text",), False, 0)),
         (EngineOptions(spec="ngram"), (("text",), False, 7)),
         (EngineOptions(spec="ngram", draft_tokens=2), (("text",), False, 2)),
-        (EngineOptions(spec="mtp"), (("text", "mtp"), True, 3)),
+        (EngineOptions(spec="mtp"), (("text", "mtp"), True, 7)),
         (EngineOptions(spec="mtp", draft_tokens=8), (("text", "mtp"), True, 8)),
     ],
 )
