@@ -156,7 +156,7 @@ async def device_times(
 ) -> dict[str, float]:
     """Microseconds of the parts of a round, replayed alone behind a round of that size."""
     rounds, driver = executor.rounds, executor.driver
-    sequences = await begin(executor, batch, pages)
+    sequences, rng = await begin(executor, batch, pages), np.random.default_rng(7)
 
     def of(enqueue: Any) -> float:
         return statistics.median(driver.measure(enqueue) for _ in range(REPEATS)) * 1e6
@@ -164,9 +164,12 @@ async def device_times(
     found: dict[str, float] = {}
     for columns in (1, 1 + num_drafts):
         size = (batch, columns)
-        inputs = [WRONG] * columns
+        inputs = rng.integers(0, 100_000, (batch, columns)).tolist()
         await executor.verify(
-            tuple(each.row(inputs, num_proposed=num_drafts) for each in sequences)
+            tuple(
+                each.row(tokens, num_proposed=num_drafts)
+                for each, tokens in zip(sequences, inputs, strict=True)
+            )
         )
         found[f"forward_{columns}_us"] = of(partial(rounds.queue_forward, size))
         found[f"finish_{columns}_us"] = of(partial(rounds.queue_finish, size))

@@ -4,7 +4,8 @@
 
 Steps of the shapes that matter most come first, and the measurement ends when its time is over;
 what was not measured is read off a neighbour. Rows of a step begin at ordinal 0, in pages and slots
-that every sequence writes before it reads: this is over before the first sequence is opened.
+that every sequence writes before it reads: this is over before the first sequence is opened. Inputs
+are random tokens: how many experts a step reads depends on how different they are.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ class MeasuredCosts:
 async def measure(
     executor: Executor,
     capacity: Capacity,
+    vocab_size: int,
     *,
     longest_s: float = LONGEST_S,
     clock: Callable[[], float] = time.perf_counter,
@@ -104,7 +106,7 @@ async def measure(
     """
     if step_clock is None:
         step_clock = time.process_time if executor.name == "cpu" else clock
-    meter = _Meter(executor, step_clock)
+    meter = _Meter(executor, vocab_size, step_clock)
     # The first step of all warms up.
     await meter.time(1, 1)
     started = clock()
@@ -169,15 +171,19 @@ def _powers(first: int, most: int) -> list[int]:
 
 
 class _Meter:
-    def __init__(self, executor: Executor, clock: Callable[[], float]) -> None:
+    def __init__(self, executor: Executor, vocab_size: int, clock: Callable[[], float]) -> None:
         self._executor = executor
+        self._vocab_size = vocab_size
+        self._rng = np.random.default_rng(0)
         self._clock = clock
 
     async def time(self, num_rows: int, width: int, num_proposed: int = 0) -> float:
         """Seconds of one step of rows that all have `width` inputs."""
         has_states = self._executor.slot_bytes > 0
+        inputs = self._rng.integers(0, self._vocab_size, (num_rows, width), np.int32)
         rows = tuple(
-            _row(index, width, num_proposed, has_states=has_states) for index in range(num_rows)
+            _row(index, token_ids, num_proposed, has_states=has_states)
+            for index, token_ids in enumerate(inputs)
         )
         started = self._clock()
         if width == 1 and not self._executor.has_draft_model:
@@ -187,10 +193,10 @@ class _Meter:
         return self._clock() - started
 
 
-def _row(index: int, width: int, num_proposed: int, *, has_states: bool) -> UnitRow:
-    *checks, last = _samples(width)
+def _row(index: int, token_ids: IntArray, num_proposed: int, *, has_states: bool) -> UnitRow:
+    *checks, last = _samples(token_ids.size)
     return UnitRow(
-        token_ids=np.zeros(width, np.int32),
+        token_ids=token_ids,
         start=0,
         page_table=np.array([index], np.int32),
         read_slot=ROOT_SLOT,

@@ -111,7 +111,7 @@ class ModelProgram:
         self._check_open()
         if self._capacity.max_draft_tokens == 0 or self._unit is not None or [*self._residents]:
             raise InvariantError("drafts are measured before the first sequence, if at all")
-        return await UnitWork(measure(self._executor, self._capacity)).result()
+        return await UnitWork(measure(self._executor, self._capacity, self._vocab_size)).result()
 
     def open_sequence(self, spec: SequenceSpec, source: Source | None = None) -> SequenceHandle:
         """Bind a free lane, at the frontier of `source` or at 0.

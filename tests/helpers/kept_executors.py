@@ -48,7 +48,7 @@ class KeptExecutors:
         executor = LentExecutor(kept.executor, capacity.num_host_blocks)
         if capacity.max_draft_tokens > 0:
             # Steps of nobody: behind them, none is left that an earlier engine started ahead.
-            await measure(executor, capacity, longest_s=0.0)
+            await measure(executor, capacity, self._config.vocab_size, longest_s=0.0)
         program = ModelProgram(self._config, executor, capacity)
         engine = Engine(program, max_pending=512, queue_timeout_s=600.0, make_drafter=make_drafter)
         await engine.start()

@@ -32,6 +32,7 @@ class TimedExecutor(FakeExecutor):
         super().__init__(VOCAB_SIZE, limits)
         self._time_of = time_of
         self.now_s = 0.0
+        self.inputs: list[list[int]] = []
 
     @property
     def clocks(self) -> dict[str, Callable[[], float]]:
@@ -49,6 +50,7 @@ class TimedExecutor(FakeExecutor):
 
     def _pass(self, rows: tuple[UnitRow, ...]) -> None:
         num_columns = sum(row.token_ids.size for row in rows)
+        self.inputs.append([token for row in rows for token in row.token_ids.tolist()])
         self.now_s += self._time_of(len(rows), num_columns, max(row.num_proposed for row in rows))
 
 
@@ -61,8 +63,17 @@ async def measured(
     limits: Capacity, time_of: Callable[[int, int, int], float], longest_s: float = 10.0
 ) -> tuple[MeasuredCosts, TimedExecutor]:
     executor = TimedExecutor(limits, time_of)
-    costs = await measure(executor, limits, longest_s=longest_s, **executor.clocks)
+    costs = await measure(executor, limits, VOCAB_SIZE, longest_s=longest_s, **executor.clocks)
     return costs, executor
+
+
+async def test_inputs_differ_as_those_of_a_text_do() -> None:
+    """A step of one token over and over would read few experts of a mixture."""
+    _, executor = await measured(capacity(), tiles)
+    most = max(executor.inputs, key=len)
+    assert len(most) == 32
+    assert len(set(most)) > 16
+    assert 0 <= min(map(min, executor.inputs)) <= max(map(max, executor.inputs)) < VOCAB_SIZE
 
 
 async def test_steps_are_measured_and_others_read_off_the_next_larger() -> None:
@@ -97,7 +108,7 @@ async def test_padded_rows_count_as_long_as_the_longest() -> None:
     limits = capacity()
     executor = TimedExecutor(limits, tiles)
     executor.pads_rows = True
-    costs = await measure(executor, limits, longest_s=10.0, **executor.clocks)
+    costs = await measure(executor, limits, VOCAB_SIZE, longest_s=10.0, **executor.clocks)
     assert costs.step(4, 11, 8) == costs.step(4, 32, 8) == pytest.approx(tiles(4, 32, 0))
     assert costs.step(4, 4, 1) == pytest.approx(tiles(4, 4, 0))
 
