@@ -17,8 +17,9 @@ AGREEMENTS: Final = (2, 3, 4, 8, 16)
 """Kinds of n-gram guesses: by so many tokens at least that are the same before them."""
 FIRST_TRUST: Final = (0.3, 0.4, 0.6, 0.8, 0.9)
 """Share of right guesses that each of these is credited with at first."""
-FIRST_RATE: Final = 0.7
-"""The same of what the draft model proposes, place by place."""
+FIRST_RATES: Final = (0.7,) * 3 + (0.5,) * (MAX_DRAFT_TOKENS - 3)
+"""The same of what the draft model proposes, place by place: long proposals have to show first that
+they are worth their time."""
 PROBE_ROUNDS: Final = 8
 """Rounds without a proposal after which one is asked for to see how good they are."""
 
@@ -28,7 +29,7 @@ class CommonRates:
 
     def __init__(self) -> None:
         self.trust: Final = Rates(FIRST_TRUST)
-        self.places: Final = Rates((FIRST_RATE,) * MAX_DRAFT_TOKENS)
+        self.places: Final = Rates(FIRST_RATES)
 
 
 class _Offer(NamedTuple):
