@@ -19,7 +19,7 @@ from ninfer.contract.arrays import Float32Array
 from ninfer.contract.errors import OptionError
 from ninfer.contract.model import ModelSource
 from ninfer.contract.sampling import SamplingParams
-from ninfer.contract.units import RowOutput
+from ninfer.contract.units import Move, RowOutput
 from ninfer.convert.dflash_checkpoint import open_dflash
 from ninfer.convert.source import open_model
 from ninfer.ops import dflash_selector, sampling
@@ -442,3 +442,27 @@ async def test_sequences_with_pictures_get_no_guesses(tmp_path: Path) -> None:
 def test_widths_of_long_drafts_stay_few() -> None:
     assert widths(15) == (1, 2, 3, 4, 5, 6, 8, 11, 16)
     assert widths(9) == (1, 2, 3, 4, 5, 6, 8, 10)
+
+
+@pytest.mark.gpu
+async def test_guesses_are_the_same_behind_a_way_through_the_host(tmp_path: Path) -> None:
+    """The draft model's keys go with the pages."""
+    rng = random.Random(6)
+    with device(tmp_path, FIRST) as executor:
+        prompt = [rng.randrange(500) for _ in range(130)]
+        target, newest = await start(executor, 0, prompt, SAMPLED)
+        pages = tuple((int(page), 2 * i + 1) for i, page in enumerate(target.pages[:3]))
+        num_blocks = -(-executor.slot_bytes // executor.page_bytes)
+        blocks = tuple(range(20, 20 + num_blocks))
+        await executor.save(Move(pages, target.slot, blocks))
+        moved = driver.sequence(5, SAMPLED)
+        moved.tokens, moved.slot = list(target.tokens), 11
+        places = tuple((int(moved.pages[i]), block) for i, (_, block) in enumerate(pages))
+        await executor.load(Move(places, moved.slot, blocks))
+        rows = [
+            dataclasses.replace(each.row([newest], samples=True), num_proposed=5)
+            for each in (target, moved)
+        ]
+        ours, theirs = await executor.verify(tuple(rows))
+        assert len(ours.proposal) == 5
+        assert ours == theirs
