@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -19,7 +20,7 @@ from ninfer.program.cuda_loader import load_cuda
 from ninfer.program.dflash_loading import open_dflash_draft
 from ninfer.program.program import ModelProgram
 from tests.helpers.cuda_models import require_device
-from tests.helpers.dflash_checkpoints import DflashSpec, write_dflash
+from tests.helpers.dflash_checkpoints import DEMO_DRAFT, write_dflash
 from tests.helpers.guided_rig import (
     MAX_CONTEXT,
     GuidedAnswer,
@@ -33,24 +34,10 @@ from tests.helpers.speculation_matrix import KINDS, cases, request_of, shown
 pytestmark = pytest.mark.gpu
 
 DRAFTS = {
-    "dflash": DflashSpec(
-        hidden_size=384,
-        vocab_size=4096,
-        head_dim=64,
-        num_target_layers=12,
-        mask_token_id=4090,
-        tap_layers=(2, 6, 10),
-        intermediate_size=128,
-        block_size=16,
-    ),
-    "dflash2": DflashSpec(
-        hidden_size=384,
-        vocab_size=4096,
+    "dflash": replace(DEMO_DRAFT, head_dim=64, block_size=16),
+    "dflash2": replace(
+        DEMO_DRAFT,
         head_dim=32,
-        num_target_layers=12,
-        mask_token_id=4090,
-        tap_layers=(1, 11),
-        intermediate_size=128,
         block_size=16,
         is_second=True,
         is_causal=False,

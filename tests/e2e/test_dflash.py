@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from ninfer.convert.source import open_model
 from ninfer.engine.core import Engine
 from ninfer.frontend.frontend import ModelFrontend
 from ninfer.options import EngineOptions, SamplingOptions
-from tests.helpers.dflash_checkpoints import DflashSpec, write_dflash
+from tests.helpers.dflash_checkpoints import DEMO_DRAFT, write_dflash
 from tests.helpers.dflash_models import write_bigram_pair
 from tests.helpers.guided_rig import GuidedAnswer, GuidedModel, answers, constraint
 from tests.helpers.scripted_session import ScriptedSession
@@ -37,25 +37,9 @@ ASKED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("Who are you?", {"constraint": constraint("regex", "[A-Z][a-z ]{8,30}[.]")}),
 )
 DEMO_SPECS = {
-    "first": DflashSpec(
-        hidden_size=384,
-        vocab_size=4096,
-        num_target_layers=12,
-        mask_token_id=4090,
-        tap_layers=(2, 6, 10),
-        intermediate_size=128,
-        num_kv_heads=4,
-    ),
-    "second": DflashSpec(
-        hidden_size=384,
-        vocab_size=4096,
-        num_target_layers=12,
-        mask_token_id=4090,
-        tap_layers=(1, 11),
-        intermediate_size=128,
-        is_second=True,
-        is_causal=False,
-        selector_top_k=16,
+    "first": replace(DEMO_DRAFT, num_kv_heads=4),
+    "second": replace(
+        DEMO_DRAFT, tap_layers=(1, 11), is_second=True, is_causal=False, selector_top_k=16
     ),
 }
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,6 +68,40 @@ class DflashSpec:
     @property
     def head_rows(self) -> int:
         return self.vocab_size if self.token_ids is None else len(self.token_ids)
+
+
+DEMO_DRAFT = DflashSpec(
+    hidden_size=384,
+    vocab_size=4096,
+    num_target_layers=12,
+    mask_token_id=4090,
+    tap_layers=(2, 6, 10),
+    intermediate_size=128,
+)
+"""For the embedded demo model."""
+
+
+def variants(first: DflashSpec, second: DflashSpec) -> dict[str, DflashSpec]:
+    """Of a DFlash and a DFlash2: everything that a configuration may change, by a name."""
+    return {
+        "first": first,
+        "second": second,
+        "free": replace(first, is_causal=False),
+        "causal": replace(second, is_causal=True, conv_taps=3),
+        "narrow": replace(first, sliding_window=3, is_causal=False),
+        "exported": replace(
+            first, style="speculators", token_ids=tuple(range(2, 500, 5)), has_embedding=True
+        ),
+        "scaled": replace(
+            second,
+            draft_overrides={
+                "attention_value_scale": 0.6,
+                "input_embedding_scale": 1.7,
+                "output_multiplier": 0.4,
+                "final_logit_softcapping": 5.0,
+            },
+        ),
+    }
 
 
 def write_dflash(folder: Path, spec: DflashSpec) -> Path:

@@ -12,10 +12,11 @@ from typing import Final
 
 from ninfer.contract.model import ModelObject
 from ninfer.models.dflash_config import DflashConfig
-from ninfer.ops import dflash_block, dflash_selector, kv_pages, paged_attention_decode
+from ninfer.ops import dflash_block, dflash_selector
 from ninfer.ops.device_sampling import MAX_TOP
 from ninfer.ops.dflash_block import BlockRules, LayerKind
 from ninfer.ops.linear_packing import ImageLayout, WeightFormat
+from ninfer.program.executors.cuda_support import unsupported_layers
 from ninfer.program.executors.cuda_weights import MatrixSpec, VectorSpec, WeightPlan
 from ninfer.program.executors.dflash_setup import DflashSetup
 from ninfer.program.executors.draft_shape import dflash_shape
@@ -61,14 +62,10 @@ def block_rules(setup: DflashSetup) -> BlockRules:
 
 def unsupported_reason(config: DflashConfig) -> str | None:
     """What of the draft model has no kernel, or None."""
-    att, selector = config.attention, config.selector
-    if att.head_dim not in kv_pages.HEAD_DIMS:
-        return f"attention heads of {att.head_dim}, kernels are there for {kv_pages.HEAD_DIMS}"
-    if att.num_heads // att.num_kv_heads > paged_attention_decode.MAX_GROUP:
-        return f"{att.num_heads} query heads of {att.num_kv_heads}"
-    if config.hidden_size % 8 or config.intermediate_size % 8:
-        return f"sizes {config.hidden_size} and {config.intermediate_size}, not multiples of 8"
-    num_kinds = len(layer_kinds(config))
+    num_kinds, selector = len(layer_kinds(config)), config.selector
+    reason = unsupported_layers(config.attention, config.hidden_size, config.intermediate_size)
+    if reason is not None:
+        return reason
     if num_kinds > dflash_block.MAX_KINDS:
         return f"{num_kinds} kinds of layers, at most {dflash_block.MAX_KINDS}"
     if selector is None:

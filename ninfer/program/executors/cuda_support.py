@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from ninfer.contract.model import ModelConfig, MoeConfig
+from ninfer.contract.model import AttentionConfig, ModelConfig, MoeConfig
 from ninfer.ops import gdn_device, kv_pages, moe_router, moe_small_t, paged_attention_decode
 
 
 def unsupported_reason(config: ModelConfig) -> str | None:
     """What of the model has no kernel, or None."""
-    att, moe = config.attention, config.moe
+    moe = config.moe
+    reason = unsupported_layers(config.attention, config.hidden_size, config.intermediate_size)
+    if reason is not None:
+        return reason
+    moe_reason = None if moe is None else _unsupported_moe(config.hidden_size, moe)
+    return moe_reason or _unsupported_gdn(config)
+
+
+def unsupported_layers(att: AttentionConfig, hidden_size: int, inner_size: int) -> str | None:
+    """What of layers of attention and a dense MLP has no kernel, or None."""
     if att.head_dim not in kv_pages.HEAD_DIMS:
         return f"attention heads of {att.head_dim}, kernels are there for {kv_pages.HEAD_DIMS}"
     if att.num_heads // att.num_kv_heads > paged_attention_decode.MAX_GROUP:
         return f"{att.num_heads} query heads of {att.num_kv_heads}"
-    if config.hidden_size % 8 or config.intermediate_size % 8:
-        return f"sizes {config.hidden_size} and {config.intermediate_size}, not multiples of 8"
-    moe_reason = None if moe is None else _unsupported_moe(config.hidden_size, moe)
-    return moe_reason or _unsupported_gdn(config)
+    if hidden_size % 8 or inner_size % 8:
+        return f"sizes {hidden_size} and {inner_size}, not multiples of 8"
+    return None
 
 
 def _unsupported_moe(hidden_size: int, moe: MoeConfig) -> str | None:

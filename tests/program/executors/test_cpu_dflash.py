@@ -19,7 +19,7 @@ from ninfer.program.executors.cpu_batch import decode_batch, prefill_batch, wind
 from ninfer.program.executors.cpu_dflash import DflashModel
 from ninfer.program.executors.cpu_draft import CpuDraft, ProposalRow
 from ninfer.program.executors.cpu_memory import CpuMemory
-from tests.helpers.dflash_checkpoints import DflashSpec, write_dflash
+from tests.helpers.dflash_checkpoints import DflashSpec, variants, write_dflash
 from tests.helpers.dflash_reference import DflashReference
 from tests.helpers.executor_driver import sample_row
 from tests.helpers.model_configs import hybrid_config
@@ -29,23 +29,7 @@ GREEDY = SamplingParams()
 SPEC = DflashSpec()
 SECOND = DflashSpec(is_second=True)
 SPECS = {
-    "first": SPEC,
-    "second": SECOND,
-    "free": replace(SPEC, is_causal=False),
-    "causal": replace(SECOND, is_causal=True, conv_taps=3),
-    "narrow": replace(SPEC, sliding_window=3, is_causal=False),
-    "exported": replace(
-        SPEC, style="speculators", token_ids=tuple(range(2, 500, 5)), has_embedding=True
-    ),
-    "scaled": replace(
-        SECOND,
-        draft_overrides={
-            "attention_value_scale": 0.6,
-            "input_embedding_scale": 1.7,
-            "output_multiplier": 0.4,
-            "final_logit_softcapping": 5.0,
-        },
-    ),
+    **variants(SPEC, SECOND),
     "wide": replace(SPEC, layer_types=("full_attention",) * 2, num_heads=2, head_dim=32),
 }
 NUM_PAGES = 24

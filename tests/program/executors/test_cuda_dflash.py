@@ -37,7 +37,7 @@ from ninfer.program.executors.dflash_setup import DflashSetup
 from tests.helpers import executor_driver as driver
 from tests.helpers.arrays import Float64Array
 from tests.helpers.cuda_models import SMALL_OPTIONS, cuda_executor
-from tests.helpers.dflash_checkpoints import DflashSpec, write_dflash
+from tests.helpers.dflash_checkpoints import DflashSpec, variants, write_dflash
 from tests.helpers.dflash_reference import DflashReference
 from tests.helpers.executor_driver import DrivenSequence
 from tests.helpers.fake_cuda import FakeCuda
@@ -46,25 +46,9 @@ from tests.program.executors.test_cuda import MOE, OPTIONS, build, small_config
 from tests.program.executors.test_cuda_rounds import draft_for, image, play, read, start
 
 FIRST = DflashSpec(head_dim=32)
-SECOND = replace(FIRST, is_second=True, selector_rank=16)
+SECOND = replace(FIRST, is_second=True, selector_rank=16, conv_group=8)
 SPECS = {
-    "first": FIRST,
-    "second": SECOND,
-    "free": replace(FIRST, is_causal=False),
-    "causal": replace(SECOND, is_causal=True, conv_taps=3, conv_group=8),
-    "narrow": replace(FIRST, sliding_window=3, is_causal=False),
-    "exported": replace(
-        FIRST, style="speculators", token_ids=tuple(range(2, 500, 5)), has_embedding=True
-    ),
-    "scaled": replace(
-        SECOND,
-        draft_overrides={
-            "attention_value_scale": 0.6,
-            "input_embedding_scale": 1.7,
-            "output_multiplier": 0.4,
-            "final_logit_softcapping": 5.0,
-        },
-    ),
+    **variants(FIRST, SECOND),
     "long": replace(FIRST, block_size=16, layer_types=("full_attention",) * 2),
     "wide": replace(SECOND, num_heads=2, head_dim=128, block_size=16, sliding_window=70),
 }
