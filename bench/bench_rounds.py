@@ -239,7 +239,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="qwen3.5-27b")
     parser.add_argument("--weights", default="fp8")
-    parser.add_argument("--spec", choices=("mtp", "dflash"), default="mtp")
+    parser.add_argument("--spec", choices=("ngram", "mtp", "dflash"), default="mtp")
     parser.add_argument("--drafts", type=int, default=3)
     parser.add_argument("--right", type=float, default=0.75)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 8])

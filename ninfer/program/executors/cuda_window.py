@@ -70,11 +70,12 @@ class WindowBlock:
 
 
 def _shapes(num_rows: int, num_columns: int) -> tuple[tuple[int, ...], ...]:
-    """Of token_ids, ordinals, column_rows, rope_positions, row_starts, read_slots, write_slots,
-    row_ends, counts, limits, proposed."""
+    """Of row_starts, read_slots, write_slots, row_ends, counts, limits, proposed, then of
+    token_ids, ordinals, column_rows, rope_positions. What is said of rows comes first: it lies in
+    the same place whatever the columns, so a graph that needs nothing else serves all widths."""
     num_tokens = num_rows * num_columns
     columns, rows = (num_tokens,), (num_rows,)
-    return (columns, columns, columns, (3, num_tokens), (num_rows + 1,), *([rows] * 6))
+    return ((num_rows + 1,), *([rows] * 6), columns, columns, columns, (3, num_tokens))
 
 
 def _carve(arena: Arena, num_rows: int, num_columns: int) -> list[DeviceTensor]:
@@ -132,8 +133,8 @@ class WindowInputs:
     def queue(self, rows: Sequence[UnitRow], num_columns: int, counts: Sequence[int]) -> None:
         """Queue the inputs of a unit; `counts[r]` of row r's inputs, the others are left out."""
         host = self._host_block(len(rows), num_columns)
-        token_ids, ordinals, _, positions, starts, reads, writes, ends, host_counts = host.parts[:9]
-        limits, proposed = host.parts[9:]
+        starts, reads, writes, ends, host_counts, limits, proposed = host.parts[:7]
+        token_ids, ordinals, _, positions = host.parts[7:]
         flat_ids, flat_ordinals = list[int](), list[int]()
         for row, count in zip(rows, counts, strict=True):
             num_padding = num_columns - count
@@ -155,8 +156,8 @@ class WindowInputs:
     def _make_tensors(self, num_rows: int, num_columns: int) -> WindowTensors:
         block = self._memory.block
         parts = _carve(Arena(block.address, block.num_bytes), num_rows, num_columns)
-        token_ids, ordinals, column_rows, positions, starts = parts[:5]
-        reads, writes, row_ends, counts, limits, proposed = parts[5:]
+        starts, reads, writes, row_ends, counts, limits, proposed = parts[:7]
+        token_ids, ordinals, column_rows, positions = parts[7:]
         tables = self._memory.page_tables.rows(0, num_rows)
         # A row of one column has no padding: it is a decode step.
         ends = row_ends if num_columns > 1 else None
@@ -180,7 +181,7 @@ class WindowInputs:
         if size not in self._host_blocks:
             self._host_blocks[size] = self._make_host_block(num_rows, num_columns)
         host = self._host_blocks[size]
-        host.parts[2][:], host.parts[4][:] = host.column_rows, host.starts
+        host.parts[0][:], host.parts[9][:] = host.starts, host.column_rows
         return host
 
     def _make_host_block(self, num_rows: int, num_columns: int) -> _HostBlock:

@@ -53,7 +53,7 @@ SPECS = {
     "wide": replace(SECOND, num_heads=2, head_dim=128, block_size=16, sliding_window=70),
 }
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, min_p=0.02, seed=5)
-NUM_TOKENS = 28
+NUM_TOKENS = 44
 MIXERS = {1: "gdn_decode", 5: "gdn_decode", 40: "gdn_prefill"}
 """The family of GDN layers in prompts of so many tokens."""
 
@@ -329,24 +329,27 @@ def hidden_error(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["first", "second"])
+@pytest.mark.parametrize("name", ["long", "second"])
 async def test_rounds_leave_the_bits_of_steps(tmp_path: Path, name: str) -> None:
     """Also of the draft model's keys below the frontier, whatever was drafted; a row's guesses
-    depend neither on its mates nor on what was wrong before."""
-    rng = random.Random(4)
-    prompts = [[rng.randrange(500) for _ in range(size)] for size in (70, 33, 5)]
+    depend neither on its mates nor on what was wrong before, nor on how wide rounds are."""
+    rng, most = random.Random(4), SPECS[name].block_size - 1
+    sizes = (70, 33, 5, 1, 64, 100, 17)
+    prompts = [[rng.randrange(500) for _ in range(size)] for size in sizes]
     with device(tmp_path, SPECS[name]) as executor:
         alone = []
         for prompt in prompts:
             serial, first = await start(executor, 7, prompt, SAMPLED)
-            alone.append(await steps(executor, serial, first))
+            alone.append(await steps(executor, serial, first, most))
         begun = [await start(executor, i, prompt, SAMPLED) for i, prompt in enumerate(prompts)]
         targets, said = [target for target, _ in begun], [[first] for _, first in begun]
-        while min(map(len, said)) < NUM_TOKENS - 6:
+        while min(map(len, said)) < NUM_TOKENS - most - 1:
             rows = [
                 dataclasses.replace(
-                    driver.draft_row(target, tokens[-1], draft_for(rng, text[len(tokens) :])[:5]),
-                    num_proposed=5,
+                    driver.draft_row(
+                        target, tokens[-1], draft_for(rng, text[len(tokens) :])[:most]
+                    ),
+                    num_proposed=most,
                 )
                 for target, tokens, (text, _) in zip(targets, said, alone, strict=True)
             ]
@@ -368,12 +371,12 @@ async def test_rounds_leave_the_bits_of_steps(tmp_path: Path, name: str) -> None
 
 
 async def steps(
-    executor: CudaExecutor, target: DrivenSequence, first: int
+    executor: CudaExecutor, target: DrivenSequence, first: int, count: int
 ) -> tuple[list[int], dict[int, tuple[int, ...]]]:
     """The text, one token a round, and the proposals behind its first n tokens."""
     text, proposals = [first], dict[int, tuple[int, ...]]()
     while len(text) < NUM_TOKENS:
-        row = dataclasses.replace(target.row(text[-1:], samples=True), num_proposed=5)
+        row = dataclasses.replace(target.row(text[-1:], samples=True), num_proposed=count)
         (output,) = await executor.verify((row,))
         target.advance(text[-1:])
         text.append(driver.taken(output).token_id)

@@ -137,6 +137,20 @@ async def test_padding_is_told_from_inputs() -> None:
     assert cuda.read(window.unit.page_tables)[0, :2].tolist() == targets[0].pages[:2].tolist()
 
 
+def test_what_is_said_of_rows_lies_in_one_place_for_all_widths() -> None:
+    """Graphs of guesses are captured for rows alone and follow rounds of any width."""
+    options = dataclasses.replace(OPTIONS, spec="ngram", draft_tokens=15, max_concurrency=8)
+    executor = build(FakeCuda(), small_config(), options).executor
+    for num_rows in range(1, 9):
+        found = set()
+        for num_columns in widths(15):
+            window = executor.rounds.window((num_rows, num_columns))
+            unit = window.unit
+            rows = (window.counts, window.limits, window.proposed, unit.read_slots)
+            found.add(tuple(part.address for part in (*rows, unit.write_slots, unit.page_tables)))
+        assert len(found) == 1
+
+
 async def test_a_device_that_accepts_too_much_is_found_out() -> None:
     cuda = FakeCuda()
     options = dataclasses.replace(OPTIONS, spec="ngram", draft_tokens=4)
