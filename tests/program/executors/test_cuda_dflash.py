@@ -350,6 +350,7 @@ async def test_rounds_leave_the_bits_of_steps(tmp_path: Path, name: str) -> None
                         target, tokens[-1], draft_for(rng, text[len(tokens) :])[:most]
                     ),
                     num_proposed=most,
+                    page_table=target.pages,
                 )
                 for target, tokens, (text, _) in zip(targets, said, alone, strict=True)
             ]
@@ -376,7 +377,9 @@ async def steps(
     """The text, one token a round, and the proposals behind its first n tokens."""
     text, proposals = [first], dict[int, tuple[int, ...]]()
     while len(text) < NUM_TOKENS:
-        row = dataclasses.replace(target.row(text[-1:], samples=True), num_proposed=count)
+        row = dataclasses.replace(
+            target.row(text[-1:], samples=True), num_proposed=count, page_table=target.pages
+        )
         (output,) = await executor.verify((row,))
         target.advance(text[-1:])
         text.append(driver.taken(output).token_id)
