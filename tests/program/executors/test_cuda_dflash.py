@@ -39,11 +39,12 @@ from tests.helpers.arrays import Float64Array
 from tests.helpers.cuda_models import SMALL_OPTIONS, cuda_executor
 from tests.helpers.dflash_checkpoints import DflashSpec, variants, write_dflash
 from tests.helpers.dflash_reference import DflashReference
+from tests.helpers.draft_rounds import SAMPLED, check_rounds_against_steps, read, start
 from tests.helpers.executor_driver import DrivenSequence
 from tests.helpers.fake_cuda import FakeCuda
 from tests.helpers.model_paths import golden_model
 from tests.program.executors.test_cuda import MOE, OPTIONS, build, small_config
-from tests.program.executors.test_cuda_rounds import draft_for, image, play, read, start
+from tests.program.executors.test_cuda_rounds import play
 
 FIRST = DflashSpec(head_dim=32)
 SECOND = replace(FIRST, is_second=True, selector_rank=16, conv_group=8)
@@ -52,8 +53,6 @@ SPECS = {
     "long": replace(FIRST, block_size=16, layer_types=("full_attention",) * 2),
     "wide": replace(SECOND, num_heads=2, head_dim=128, block_size=16, sliding_window=70),
 }
-SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, min_p=0.02, seed=5)
-NUM_TOKENS = 44
 MIXERS = {1: "gdn_decode", 5: "gdn_decode", 40: "gdn_prefill"}
 """The family of GDN layers in prompts of so many tokens."""
 
@@ -330,61 +329,9 @@ def hidden_error(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["long", "second"])
-async def test_rounds_leave_the_bits_of_steps(tmp_path: Path, name: str) -> None:
-    """Also of the draft model's keys below the frontier, whatever was drafted; a row's guesses
-    depend neither on its mates nor on what was wrong before, nor on how wide rounds are."""
-    rng, most = random.Random(4), SPECS[name].block_size - 1
-    sizes = (70, 33, 5, 1, 64, 100, 17)
-    prompts = [[rng.randrange(500) for _ in range(size)] for size in sizes]
+async def test_rounds_leave_the_bits_and_guesses_of_steps(tmp_path: Path, name: str) -> None:
     with device(tmp_path, SPECS[name]) as executor:
-        alone = []
-        for prompt in prompts:
-            serial, first = await start(executor, 7, prompt, SAMPLED)
-            alone.append(await steps(executor, serial, first, most))
-        begun = [await start(executor, i, prompt, SAMPLED) for i, prompt in enumerate(prompts)]
-        targets, said = [target for target, _ in begun], [[first] for _, first in begun]
-        while min(map(len, said)) < NUM_TOKENS - most - 1:
-            rows = [
-                dataclasses.replace(
-                    driver.draft_row(
-                        target, tokens[-1], draft_for(rng, text[len(tokens) :])[:most]
-                    ),
-                    num_proposed=most,
-                    page_table=target.pages,
-                )
-                for target, tokens, (text, _) in zip(targets, said, alone, strict=True)
-            ]
-            outputs = await executor.verify(tuple(rows))
-            for target, tokens, row, output in zip(targets, said, rows, outputs, strict=True):
-                more = [token.token_id for token in output.tokens]
-                target.advance(row.token_ids[: len(more)].tolist())
-                tokens += more
-            for tokens, output, (text, proposals) in zip(said, outputs, alone, strict=True):
-                assert tokens[:NUM_TOKENS] == text[: len(tokens)]
-                if len(tokens) <= NUM_TOKENS:
-                    assert output.proposal == proposals[len(tokens)]
-        for target, prompt, tokens in zip(targets, prompts, said, strict=True):
-            serial, _ = await start(executor, 7, prompt, SAMPLED)
-            for token in tokens[:-1]:
-                await driver.verify(executor, [serial], [token], [[]])
-            assert serial.frontier == target.frontier
-            assert image(executor, target) == image(executor, serial)
-
-
-async def steps(
-    executor: CudaExecutor, target: DrivenSequence, first: int, count: int
-) -> tuple[list[int], dict[int, tuple[int, ...]]]:
-    """The text, one token a round, and the proposals behind its first n tokens."""
-    text, proposals = [first], dict[int, tuple[int, ...]]()
-    while len(text) < NUM_TOKENS:
-        row = dataclasses.replace(
-            target.row(text[-1:], samples=True), num_proposed=count, page_table=target.pages
-        )
-        (output,) = await executor.verify((row,))
-        target.advance(text[-1:])
-        text.append(driver.taken(output).token_id)
-        proposals[len(text)] = output.proposal
-    return text, proposals
+        await check_rounds_against_steps(executor, SPECS[name].block_size - 1)
 
 
 @pytest.mark.gpu

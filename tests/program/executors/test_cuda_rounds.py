@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,44 +20,26 @@ from ninfer.convert.source import open_model
 from ninfer.program.executors.cpu import CpuExecutor
 from ninfer.program.executors.cpu_mtp import MtpModel
 from ninfer.program.executors.cuda import CudaExecutor
-from ninfer.program.executors.cuda_tensor import DeviceTensor
 from ninfer.program.executors.cuda_window import widths
 from ninfer.program.weight_reader import read_weights
 from tests.e2e.test_goldens import load_prompts
 from tests.helpers import executor_driver as driver
 from tests.helpers.cuda_models import SMALL_OPTIONS, cuda_executor
-from tests.helpers.executor_driver import DrivenSequence
+from tests.helpers.draft_rounds import (
+    NUM_TOKENS,
+    SAMPLED,
+    SMALL_VOCAB,
+    check_rounds_against_steps,
+    draft_for,
+    image,
+    start,
+)
 from tests.helpers.fake_cuda import FakeCuda
 from tests.helpers.fixed_mask import FixedMask
 from tests.helpers.model_paths import DEMO_MODEL, golden_model
 from tests.program.executors.test_cuda import MOE, OPTIONS, build, small_config
 
-NUM_TOKENS = 44
-SMALL_VOCAB = 300
-SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, min_p=0.02, seed=5)
 HYBRID = "qwen3_5-dense"
-
-
-def read(executor: CudaExecutor, tensor: DeviceTensor) -> np.ndarray[Any, Any]:
-    """A dense tensor's contents."""
-    data = np.empty(tensor.shape, tensor.dtype)
-    executor.driver.download(data, tensor.address)
-    executor.driver.synchronize()
-    return data
-
-
-def image(executor: CudaExecutor, target: DrivenSequence) -> list[bytes]:
-    """All bits of State and KV of a sequence."""
-    memory, stop = executor.workspace.memory, target.frontier
-    found = []
-    for layer in memory.kv:
-        pages = np.stack([read(executor, layer.pages.index(int(page))) for page in target.pages])
-        tokens = np.moveaxis(pages, 3, 1).reshape(-1, *pages.shape[1:3], pages.shape[4])
-        found.append(tokens[:stop].tobytes())
-    for plane in (memory.conv, memory.recurrent, memory.hidden):
-        if plane is not None:
-            found.append(read(executor, plane.index(target.slot)).tobytes())
-    return found
 
 
 @pytest.mark.parametrize("spec", ["ngram", "mtp"])
@@ -175,22 +157,6 @@ def loaded(request: pytest.FixtureRequest) -> Iterator[tuple[str, CudaExecutor]]
     options = dataclasses.replace(SMALL_OPTIONS, spec="ngram", draft_tokens=MAX_DRAFT_TOKENS)
     with cuda_executor(open_model(golden_model(request.param)), options) as opened:
         yield request.param, opened
-
-
-async def start(
-    executor: CudaExecutor | CpuExecutor, index: int, prompt: Sequence[int], params: SamplingParams
-) -> tuple[DrivenSequence, int]:
-    target = driver.sequence(index, params)
-    output = await driver.prefill(executor, target, prompt, (64,))
-    return target, driver.taken(output).token_id
-
-
-def draft_for(rng: random.Random, coming: Sequence[int]) -> list[int]:
-    size = rng.randint(0, MAX_DRAFT_TOKENS)
-    draft, right = list(coming[:size]), rng.randint(0, size)
-    return [
-        token if place < right else rng.randrange(SMALL_VOCAB) for place, token in enumerate(draft)
-    ]
 
 
 @pytest.mark.gpu
@@ -336,3 +302,10 @@ async def test_rounds_with_mtp_leave_the_bits_of_steps(mtp_device: CudaExecutor)
         await driver.verify(mtp_device, [serial], [token], [[]])
     assert serial.frontier == target.frontier
     assert image(mtp_device, target) == image(mtp_device, serial)
+
+
+@pytest.mark.gpu
+async def test_rounds_with_mtp_leave_the_bits_and_guesses_of_steps_in_any_batch() -> None:
+    options = dataclasses.replace(SMALL_OPTIONS, spec="mtp", draft_tokens=MAX_DRAFT_TOKENS)
+    with cuda_executor(open_model(DEMO_MODEL), options) as executor:
+        await check_rounds_against_steps(executor, MAX_DRAFT_TOKENS)
