@@ -144,3 +144,24 @@ async def test_penalties_count_drafts(model: GuidedModel) -> None:
 
 def token_ids(found: Sequence[GuidedAnswer]) -> list[list[int]]:
     return [item.token_ids for item in found]
+
+
+async def test_penalties_count_what_rounds_accept(model: GuidedModel) -> None:
+    """Greedy, asked to repeat a word: both signs of the penalty bite, and do the same with drafts.
+    Servers have lost it there (vllm-project/vllm#18902)."""
+
+    async def told(**engine_options: object) -> list[list[int]]:
+        async with model.engine(**engine_options) as engine:  # type: ignore[arg-type]
+            requests = [
+                await model.request(
+                    COPY, max_tokens=40, ignore_eos=True, temperature=0.0, frequency_penalty=penalty
+                )
+                for penalty in (2.0, 0.0, -2.0)
+            ]
+            found = await answers(engine, requests)
+            return [item.token_ids for item in found]
+
+    plain = await told()
+    assert len(set(map(tuple, plain))) == 3
+    assert await told(draft_tokens=7) == plain
+    assert await told(draft_tokens=3, has_draft_model=True) == plain
