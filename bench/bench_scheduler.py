@@ -82,6 +82,9 @@ class InstantExecutor:
     async def verify(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
         raise InvariantError("no drafts are verified here")
 
+    async def rewind(self, rows: tuple[UnitRow, ...], counts: Sequence[int]) -> None:
+        raise InvariantError("no drafts are verified here")
+
     async def score(self, row: UnitRow) -> Float32Array:
         raise InvariantError("nothing is scored here")
 

@@ -73,6 +73,9 @@ class FreeExecutor:
     async def verify(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
         raise OpContractError("this executor verifies no drafts")
 
+    async def rewind(self, rows: tuple[UnitRow, ...], counts: Sequence[int]) -> None:
+        raise OpContractError("this executor verifies no drafts")
+
     async def score(self, row: UnitRow) -> Float32Array:
         raise OpContractError("this executor has no logits")
 

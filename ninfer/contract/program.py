@@ -258,14 +258,17 @@ class Program(Protocol):
     async def complete(self, batch: PendingBatch) -> None:
         """Wait until the unit has run and fill `outputs`. Raises DeviceError."""
 
+    async def rewind(self, batch: PendingBatch, accepted: Sequence[int]) -> None:
+        """Before `commit`, when a row takes some of its produced tokens and not all: go back to the
+        state behind those. Without effect when there is no such row. Raises DeviceError."""
+
     def commit(self, batch: PendingBatch, accepted: Sequence[int]) -> None:
         """Settle: advance the rows.
 
         accepted[i] is the number of produced tokens row i takes: 0 for a cancelled or failed row
         (its state stays as it was; it can only be closed) and, for rows that produced nothing
-        (an inner prefill chunk), 0 as well, which does commit the chunk. A row that takes some of
-        its tokens and not all has them in its ledger and stays at its frontier, like a row that is
-        being replayed.
+        (an inner prefill chunk), 0 as well, which does commit the chunk. Some and not all only
+        behind `rewind` with the same counts; the row is where as many decode steps had brought it.
         """
 
     def abort(self, batch: PendingBatch) -> None:

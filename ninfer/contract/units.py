@@ -7,7 +7,7 @@ there before has changed, so abort is exact.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -224,6 +224,11 @@ class Executor(Protocol):
         those without may have no `sample`). A row's tokens are those that so many `decode` steps
         would give, and `write_slot` is the StateImage behind as many inputs, bit for bit. A choice
         that fails behind an accepted draft ends the row before that draft. Raises DeviceError."""
+
+    async def rewind(self, rows: tuple[UnitRow, ...], counts: Sequence[int]) -> None:
+        """Right behind `verify` of these rows: let each `write_slot` be the StateImage behind the
+        row's first counts[i] inputs, at least one and at most as many as were right. Raises
+        DeviceError."""
 
     async def score(self, row: UnitRow) -> Float32Array:
         """Like prefill, but returns the logits of every input: [T, V] float32."""

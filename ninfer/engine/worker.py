@@ -157,7 +157,7 @@ class Worker:
             self._outbox.publish()
             if unit is not None:
                 await self._program.complete(unit.batch)
-                self._settle(unit)
+                await self._settle(unit)
                 num_barren = 0
             elif self.inbox.is_stopping:
                 await self._background.finish()
@@ -255,7 +255,7 @@ class Worker:
                 f"none of {len(self._records)} requests can get memory for its next unit"
             )
 
-    def _settle(self, unit: LaunchedUnit) -> None:
+    async def _settle(self, unit: LaunchedUnit) -> None:
         now = self._last_unit_s = self._clock()
         outputs = unit.batch.outputs
         if outputs is None or len(outputs) != len(unit.records):
@@ -267,6 +267,7 @@ class Worker:
             )
         ]
         num_accepted = [verdict.accepted for verdict in verdicts]
+        await self._program.rewind(unit.batch, num_accepted)
         self._program.commit(unit.batch, num_accepted)
         self._metrics.histograms.unit_tokens.observe(sum(unit.batch.num_inputs))
         match unit.batch.kind:

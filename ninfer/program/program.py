@@ -55,7 +55,7 @@ from ninfer.program.stores.host_store import HostStore
 from ninfer.program.stores.page_store import PageStore
 from ninfer.program.stores.state_store import StateStore
 from ninfer.program.transfers import CopyTransfer, Transfers
-from ninfer.program.unit import Unit, check_accepted, check_outputs
+from ninfer.program.unit import Unit, check_accepted, check_outputs, num_taken_inputs
 from ninfer.program.unit_work import UnitWork
 
 T = TypeVar("T")
@@ -91,6 +91,7 @@ class ModelProgram:
             executor, self._checkpoints, self._pages, self._states, self._host, disk
         )
         self._unit: Unit[Any] | None = None
+        self._rewound: tuple[int, ...] | None = None
         self._is_closed = False
 
     @property
@@ -227,25 +228,37 @@ class ModelProgram:
             check_outputs(unit.rows, outputs, self._vocab_size)
             batch.outputs = outputs
 
+    async def rewind(self, batch: PendingBatch, accepted: Sequence[int]) -> None:
+        """Let rows that take some of their tokens have the state behind these; see the contract.
+        InvariantError as in commit."""
+        unit = self._unit_of(batch)
+        outputs = _checked_outputs(batch, accepted)
+        if not any(map(_is_partly_taken, outputs, accepted)):
+            return
+        counts = [
+            num_taken_inputs(row, count if _is_partly_taken(output, count) else len(output.tokens))
+            for row, output, count in zip(unit.rows, outputs, accepted, strict=True)
+        ]
+        await UnitWork(self._executor.rewind(unit.rows, counts)).result()
+        self._rewound = tuple(accepted)
+
     def commit(self, batch: PendingBatch, accepted: Sequence[int]) -> None:
         """Settle a completed batch; `accepted` as the contract says. InvariantError, with nothing
-        changed, when the unit was not completed or a count is out of range."""
+        changed, when the unit was not completed, a count is out of range, or states are behind
+        tokens that are not taken."""
         unit = self._unit_of(batch)
-        outputs = batch.outputs
-        if outputs is None:
-            raise InvariantError("a unit is committed before it was completed")
-        check_accepted(outputs, accepted)
+        outputs = _checked_outputs(batch, accepted)
+        is_partial = any(map(_is_partly_taken, outputs, accepted))
+        if is_partial and self._rewound != tuple(accepted):
+            raise InvariantError("some tokens of a row are taken, and its state has more")
         for sequence, row, output, count in zip(
             unit.sequences, unit.rows, outputs, accepted, strict=True
         ):
             if not output.is_finite or (row.sample is not None and count == 0):
                 sequence.has_ended = True
                 continue
-            produced = output.tokens
-            if count == len(produced):
-                num_inputs = row.token_ids.shape[0] - len(row.checks) + len(output.drafts)
-                self._residents.advance(sequence, num_inputs)
-            for token in produced[:count]:
+            self._residents.advance(sequence, num_taken_inputs(row, count))
+            for token in output.tokens[:count]:
                 sequence.accept(token.token_id)
         self._settle(unit)
 
@@ -537,6 +550,7 @@ class ModelProgram:
         return self._unit
 
     def _settle(self, unit: Unit[Any]) -> None:
+        self._rewound = None
         for sequence in unit.sequences:
             self._residents.settle(sequence)
         if unit.batch is not None:
@@ -576,3 +590,15 @@ def _check_capacity(capacity: Capacity, executor: Executor) -> None:
         raise InvariantError(f"the {executor.name} executor's draft model is not as planned")
     if executor.host_blocks.shape != (capacity.num_host_blocks, executor.page_bytes):
         raise InvariantError(f"host blocks {executor.host_blocks.shape} are not as planned")
+
+
+def _checked_outputs(batch: PendingBatch, accepted: Sequence[int]) -> tuple[RowOutput, ...]:
+    """Of a completed batch. InvariantError for one that is none, and for counts out of range."""
+    if batch.outputs is None:
+        raise InvariantError("a unit is committed before it was completed")
+    check_accepted(batch.outputs, accepted)
+    return batch.outputs
+
+
+def _is_partly_taken(output: RowOutput, count: int) -> bool:
+    return 0 < count < len(output.tokens)

@@ -80,3 +80,9 @@ def check_accepted(outputs: tuple[RowOutput, ...], accepted: Sequence[int]) -> N
         num_produced = len(output.tokens)
         if not 0 <= count <= num_produced:
             raise InvariantError(f"row {index} accepts {count} of {num_produced} tokens")
+
+
+def num_taken_inputs(row: UnitRow, num_tokens: int) -> int:
+    """Inputs of a row that lie behind it once it has taken so many of its tokens: all but those of
+    its draft, and of these one for every token but the newest."""
+    return int(row.token_ids.shape[0]) - len(row.checks) + max(num_tokens - 1, 0)

@@ -104,6 +104,33 @@ async def check_rounds_against_steps(
         assert image(executor, target) == image(executor, serial)
 
 
+async def check_going_back(executor: CudaExecutor) -> None:
+    """A round of rows that are all right, gone back behind 1 .. 4 of their inputs, leaves the bits
+    of as many steps; the last row keeps all."""
+    prompts = [[index + 5] * size for index, size in enumerate((9, 64, 70, 3))]
+    texts = []
+    for prompt in prompts:
+        serial, first = await start(executor, 7, prompt, SAMPLED)
+        texts.append((await _steps(executor, serial, first, 0))[0])
+    begun = [await start(executor, i, prompt, SAMPLED) for i, prompt in enumerate(prompts)]
+    targets = [target for target, _ in begun]
+    rows = tuple(
+        _asking(driver.draft_row(target, text[0], text[1:4]), target, 0)
+        for target, text in zip(targets, texts, strict=True)
+    )
+    outputs = await executor.verify(rows)
+    assert [len(output.tokens) for output in outputs] == [4] * 4
+    await executor.rewind(rows, (1, 2, 3, 4))
+    for count, (target, prompt, text) in enumerate(
+        zip(targets, prompts, texts, strict=True), start=1
+    ):
+        target.advance(text[:count])
+        serial, _ = await start(executor, 7, prompt, SAMPLED)
+        for token in text[:count]:
+            await driver.verify(executor, [serial], [token], [[]])
+        assert image(executor, target) == image(executor, serial)
+
+
 async def _steps(
     executor: CudaExecutor, target: DrivenSequence, first: int, count: int
 ) -> tuple[list[int], dict[int, tuple[int, ...]]]:

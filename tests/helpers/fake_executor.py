@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +64,7 @@ stands on its own (no counts, masks or suppressed ids)."""
 _POISON = 0xDEAD_BEEF_0BAD_F00D
 
 HashArray = NDArray[np.uint64]
+Kind: TypeAlias = Literal["prefill", "decode", "verify", "rewind", "score"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class Fault:
 class Call:
     """One call as it arrived: `num_tokens` inputs in each of `num_rows` rows."""
 
-    kind: Literal["prefill", "decode", "verify", "score"]
+    kind: Kind
     num_rows: int
     num_tokens: int
 
@@ -125,6 +126,7 @@ class FakeExecutor:
         self.is_running = False
         self.is_closed = False
         self.num_going_on = 0
+        self._round: tuple[tuple[UnitRow, ...], list[int]] = (), []
         self._pages: HashArray = np.full((capacity.num_pages, PAGE_TOKENS), _POISON, np.uint64)
         self._slots = [_POISON] * capacity.num_slots
         self._slots[ROOT_SLOT] = 0
@@ -172,7 +174,24 @@ class FakeExecutor:
                     raise OpContractError("a row that draws nothing, or nobody, is to propose")
             await self._wait()
             outputs = self._run(rows, fault)
+            self._round = rows, [len(output.tokens) for output in outputs]
             return tuple(map(self._propose, rows, outputs))
+
+    async def rewind(self, rows: tuple[UnitRow, ...], counts: Sequence[int]) -> None:
+        newest, num_right = self._round
+        with self._call("rewind", rows):
+            await self._wait()
+            if rows is not newest:
+                raise OpContractError("rows go back that are not those of the newest round")
+            for row, count, most in zip(rows, counts, num_right, strict=True):
+                if not 1 <= count <= max(most, row.token_ids.shape[0] - len(row.checks)):
+                    raise OpContractError(f"a row with {most} right inputs goes back to {count}")
+                for place in range(row.start + count, row.start + row.token_ids.shape[0]):
+                    self._pages[row.page_table[place // PAGE_TOKENS], place % PAGE_TOKENS] = _POISON
+                if self.has_states:
+                    inputs = row.token_ids[:count].tolist()
+                    state = _plain_state(self._slots[row.read_slot], inputs, row.start)
+                    self._slots[row.write_slot] = state
 
     async def score(self, row: UnitRow) -> Float32Array:
         with self._call("score", (row,)) as fault:
@@ -255,9 +274,7 @@ class FakeExecutor:
         return gathered[: SLOT_BYTES // 8].copy()
 
     @contextmanager
-    def _call(
-        self, kind: Literal["prefill", "decode", "verify", "score"], rows: tuple[UnitRow, ...]
-    ) -> Iterator[Fault | None]:
+    def _call(self, kind: Kind, rows: tuple[UnitRow, ...]) -> Iterator[Fault | None]:
         if self.is_closed or self.is_running:
             raise OpContractError("a call on a closed or busy executor")
         fault = self.faults.get(len(self.calls))

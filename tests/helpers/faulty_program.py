@@ -97,6 +97,9 @@ class FaultyProgram:
         await self._program.complete(batch)
         self._on_call("complete")
 
+    async def rewind(self, batch: PendingBatch, accepted: Sequence[int]) -> None:
+        await self._program.rewind(batch, accepted)
+
     def commit(self, batch: PendingBatch, accepted: Sequence[int]) -> None:
         self._on_call("commit")
         self._program.commit(batch, accepted)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ninfer.contract.arrays import ByteArray, Float32Array
 from ninfer.contract.units import Executor, Move, RowOutput, UnitRow
 
@@ -56,6 +58,9 @@ class LentExecutor:
 
     async def verify(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
         return await self._executor.verify(rows)
+
+    async def rewind(self, rows: tuple[UnitRow, ...], counts: Sequence[int]) -> None:
+        await self._executor.rewind(rows, counts)
 
     async def score(self, row: UnitRow) -> Float32Array:
         return await self._executor.score(row)

@@ -65,7 +65,9 @@ async def round_of(
     await program.complete(batch)
     assert batch.outputs is not None
     produced = [token.token_id for token in batch.outputs[0].tokens]
-    program.commit(batch, [len(produced) if accepted is None else accepted])
+    counts = [len(produced) if accepted is None else accepted]
+    await program.rewind(batch, counts)
+    program.commit(batch, counts)
     program.check()
     return produced
 
@@ -106,24 +108,65 @@ async def test_rows_with_and_without_drafts_share_a_unit(program: ModelProgram) 
 
 
 @pytest.mark.parametrize("accepted", [1, 2, 3])
-async def test_a_row_that_takes_some_of_its_tokens_is_fed_them_again(
+async def test_a_row_that_takes_some_of_its_tokens_is_where_steps_had_brought_it(
     program: ModelProgram, accepted: int
 ) -> None:
     spec = spec_of()
     text = expected_of(spec, 12)
     handle = await ready(program, spec)
     await round_of(program, handle, text[1:4], accepted)
-    assert program.frontier(handle) == 10
-    assert program.num_replay_left(handle) == accepted
-    assert program.reserve_units(handle, 2)
-    with pytest.raises(InvariantError, match="draft of 1 tokens, at most 0"):
-        program.launch_decode([handle], drafts=[Draft((1,))])
-    for _ in range(accepted):
-        batch = program.launch_decode([handle])
-        await program.complete(batch)
-        program.commit(batch, [0])
-        assert program.reserve_units(handle, 1)
+    assert program.frontier(handle) == 10 + accepted
+    assert program.num_replay_left(handle) == 0
     assert await decode(program, [handle]) == [text[1 + accepted]]
+    assert await round_of(program, handle, text[2 + accepted : 4 + accepted])
+
+
+async def test_rows_beside_one_that_goes_back_stay_as_they_are(
+    program: ModelProgram, executor: FakeExecutor
+) -> None:
+    specs = [spec_of(10), spec_of(64), spec_of(12)]
+    handles = [await ready(program, spec) for spec in specs]
+    texts = [expected_of(spec, 8) for spec in specs]
+    drafts = [Draft(tuple(texts[0][1:4])), Draft((texts[1][1], 96, 96)), Draft((texts[2][1],))]
+    for handle, draft in zip(handles, drafts, strict=True):
+        assert program.reserve_units(handle, 1 + len(draft.token_ids))
+    batch = program.launch_decode(handles, drafts=drafts)
+    await program.complete(batch)
+    counts = [2, 2, 0]
+    await program.rewind(batch, counts)
+    assert [call.kind for call in executor.calls[-2:]] == ["verify", "rewind"]
+    program.commit(batch, counts)
+    program.check()
+    assert [program.frontier(handle) for handle in handles] == [12, 66, 12]
+    more = await decode(program, handles[:2])
+    assert more == [texts[0][3], texts[1][3]]
+
+
+async def test_nothing_goes_back_where_all_is_taken(
+    program: ModelProgram, executor: FakeExecutor
+) -> None:
+    handle = await ready(program, spec_of())
+    await round_of(program, handle, expected_of(spec_of(), 12)[1:4])
+    assert [call.kind for call in executor.calls].count("rewind") == 0
+
+
+async def test_states_behind_tokens_that_are_not_taken_are_not_committed(
+    program: ModelProgram,
+) -> None:
+    spec = spec_of()
+    text = expected_of(spec, 12)
+    handle = await ready(program, spec)
+    assert program.reserve_units(handle, 4)
+    batch = program.launch_decode([handle], drafts=[Draft(tuple(text[1:4]))])
+    await program.complete(batch)
+    for counts in ([2], [3]):
+        with pytest.raises(InvariantError, match="its state has more"):
+            program.commit(batch, counts)
+        await program.rewind(batch, [1])
+    with pytest.raises(InvariantError, match="row 0 accepts 5 of 4 tokens"):
+        await program.rewind(batch, [5])
+    program.commit(batch, [1])
+    assert await decode(program, [handle]) == [text[2]]
 
 
 async def test_a_row_that_takes_nothing_can_only_be_closed(program: ModelProgram) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, TypeVar
 
@@ -57,6 +57,17 @@ Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Round:
+    """A verify unit that has run: `hidden` [N, C] behind the final norm, `taps` for a draft
+    model."""
+
+    rows: tuple[UnitRow, ...]
+    batch: TokenBatch
+    hidden: FloatArray
+    taps: FloatArray
+
+
 class CpuExecutor:
     """Implements contract Executor. Raises MemoryError at construction.
 
@@ -87,6 +98,7 @@ class CpuExecutor:
         self._copy_thread = ThreadPoolExecutor(1, thread_name_prefix="ninfer-copy")
         self._products = threadpool_limits(num_threads, user_api="blas")
         self._is_closed = False
+        self._round: _Round | None = None
 
     @property
     def name(self) -> str:
@@ -135,6 +147,9 @@ class CpuExecutor:
 
     async def verify(self, rows: tuple[UnitRow, ...]) -> tuple[RowOutput, ...]:
         return await self._submit("verify", self._verify, rows)
+
+    async def rewind(self, rows: tuple[UnitRow, ...], counts: Sequence[int]) -> None:
+        await self._submit("rewind", self._rewind, (rows, counts))
 
     async def score(self, row: UnitRow) -> Float32Array:
         return await self._submit("score", self._score, row)
@@ -228,12 +243,24 @@ class CpuExecutor:
             for first, row in zip(batch.row_first, rows, strict=True)
         ]
         num_right = [1 + len(output.drafts) for output in outputs]
-        if batch.window is not None:
-            batch.window.fold(num_right)
+        self._round = _Round(rows, batch, hidden, taps)
+        self._keep(self._round, num_right)
         if self._draft is not None:
-            self._draft.absorb(batch, hidden, taps, num_right)
             _propose(self._draft, rows, outputs, hidden[batch.row_first + np.array(num_right) - 1])
         return tuple(outputs)
+
+    def _rewind(self, asked: tuple[tuple[UnitRow, ...], Sequence[int]]) -> None:
+        rows, counts = asked
+        if self._round is None or self._round.rows is not rows:
+            raise InvariantError("rows go back that are not those of the newest round")
+        self._keep(self._round, counts)
+
+    def _keep(self, round_: _Round, counts: Sequence[int]) -> None:
+        """Leave the StateImages behind so many inputs of each row."""
+        if round_.batch.window is not None:
+            round_.batch.window.fold(counts)
+        if self._draft is not None:
+            self._draft.absorb(round_.batch, round_.hidden, round_.taps, counts)
 
     def _score(self, row: UnitRow) -> Float32Array:
         parts = [

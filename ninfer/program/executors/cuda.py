@@ -14,6 +14,7 @@ such a failure too.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -242,6 +243,10 @@ class CudaExecutor:
             for row in rows:
                 await self._make_way(row)
             return await self.rounds.run(rows)
+
+    async def rewind(self, rows: tuple[UnitRow, ...], counts: Sequence[int]) -> None:
+        with self._watch.using("rewind"):
+            await self.rounds.rewind(rows, counts)
 
     async def score(self, row: UnitRow) -> Float32Array:
         check_rows((row,), has_states=self._has_states)

@@ -78,6 +78,9 @@ class CudaDflash:
         """The keys of all inputs: those of wrong ones lie behind the frontier."""
         self._queue_keys(window.unit, is_small=True)
 
+    def queue_rewound(self, window: WindowTensors) -> None:
+        """StateImages have nothing of it."""
+
     def capture_unit(self, window: WindowTensors) -> None:
         """Blocks follow from the rows alone."""
 

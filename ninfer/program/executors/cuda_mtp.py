@@ -113,6 +113,12 @@ class CudaMtp:
         match = self._rounds.match.outputs(*window.size)
         self._queue_keep(output, unit.write_slots, match.kept_columns)
 
+    def queue_rewound(self, window: WindowTensors) -> None:
+        unit, match = window.unit, self._rounds.match.outputs(*window.size)
+        self._queue_keep(
+            self._output(unit.num_tokens), unit.write_slots, match.kept_columns, is_chained=False
+        )
+
     def capture_unit(self, window: WindowTensors) -> None:
         self._keys[window.size] = self._captured(partial(self.queue_keys, window))
         self._firsts[window.size] = self._captured(partial(self.queue_first, window))
@@ -243,7 +249,12 @@ class CudaMtp:
         return self._draft.joined.as_shape(num_tokens, 2 * self._kept.shape[1])
 
     def _queue_keep(
-        self, output: DeviceTensor, slots: DeviceTensor, columns: DeviceTensor | None = None
+        self,
+        output: DeviceTensor,
+        slots: DeviceTensor,
+        columns: DeviceTensor | None = None,
+        *,
+        is_chained: bool = True,
     ) -> None:
         copy_rows.launch(
             self._driver.kernels,
@@ -253,5 +264,5 @@ class CudaMtp:
             source_rows=columns,
             target_rows=slots,
             stream=self._driver.stream,
-            is_chained=True,
+            is_chained=is_chained,
         )

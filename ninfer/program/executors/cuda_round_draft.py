@@ -31,6 +31,10 @@ class RoundDraft(Protocol):
         """Behind draft_match, in the same graph: what outlives the round of its right inputs. The
         target's residual stream is still in its buffer and may be used up."""
 
+    def queue_rewound(self, window: WindowTensors) -> None:
+        """Behind a settled round, whatever was guessed since: what a StateImage has of it, now
+        behind the columns that draft_match's `kept_columns` names. Follows a copy."""
+
     def capture_unit(self, window: WindowTensors) -> None:
         """Capture what depends on the columns of a round; one of these sizes was just settled."""
 

@@ -70,6 +70,9 @@ class Rounds:
         lanes = capacity.max_concurrency
         self._accepted = _pinned_ints(driver, lanes)
         self._proposals = _pinned_ints(driver, lanes * max(1, self._max_proposals))
+        self._row_ends = _pinned_ints(driver, lanes)
+        self._kept_columns = _pinned_ints(driver, lanes)
+        self._newest: tuple[tuple[UnitRow, ...], Size] | None = None
         self._upload_fold_layers()
         self._forwards: dict[Size, Graph] = {}
         self._finishes: dict[Size, Graph] = {}
@@ -88,9 +91,28 @@ class Rounds:
         self.queue_guesses(size, num_proposed)
         side = self._queue_results(size, num_proposed)
         await self._watch.passed(side)
+        self._newest = rows, size
         sampler = self._workspace.sampler
         columns = sampler.parse(samples, sampler.results(len(samples), side))
         return self._outputs(rows, columns, size[1])
+
+    async def rewind(self, rows: tuple[UnitRow, ...], counts: Sequence[int]) -> None:
+        """Fold the newest round, which was of `rows`, anew: behind counts[r] inputs of row r.
+        Raises DeviceError."""
+        if self._newest is None or self._newest[0] is not rows:
+            raise InvariantError("rows go back that are not those of the newest round")
+        window = self.window(self._newest[1])
+        match = self._buffers.match.outputs(*window.size)
+        ends = self._row_ends[: len(rows)]
+        ends[:] = [row * window.num_columns + count for row, count in enumerate(counts)]
+        np.subtract(ends, 1, out=self._kept_columns[: len(rows)])
+        self._driver.upload(match.row_ends.address, ends)
+        self._driver.upload(match.kept_columns.address, self._kept_columns[: len(rows)])
+        self._queue_fold(window, match.row_ends, is_chained=False)
+        if self._draft is not None:
+            self._draft.queue_rewound(window)
+        self._driver.mark()
+        await self._watch.passed()
 
     def queue_forward(self, size: Size) -> None:
         """Replay the layers and logits of a unit of that size whose inputs are there; like the
@@ -215,7 +237,9 @@ class Rounds:
         if self._draft is not None:
             self._draft.queue_settled(window)
 
-    def _queue_fold(self, window: WindowTensors, row_ends: DeviceTensor) -> None:
+    def _queue_fold(
+        self, window: WindowTensors, row_ends: DeviceTensor, *, is_chained: bool = True
+    ) -> None:
         """StateImages behind the right inputs, in all layers."""
         memory, layers, unit = self._workspace.memory, self._buffers.fold_layers, window.unit
         if self._config.gdn is None or layers is None:
@@ -230,7 +254,7 @@ class Rounds:
             memory.recurrent,
             GdnRows(unit.row_starts, unit.read_slots, unit.write_slots, row_ends),
             stream=self._driver.stream,
-            is_chained=True,
+            is_chained=is_chained,
         )
 
     def window(self, size: Size) -> WindowTensors:

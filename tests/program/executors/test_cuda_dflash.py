@@ -104,8 +104,10 @@ async def test_every_launch_of_a_round_meets_its_contract(
         for target, size, count in zip(targets, (3, 0, 1), (most, 1, 0), strict=True)
     ]
     for chosen in (rows, rows[:1], [dataclasses.replace(row, num_proposed=0) for row in rows]):
-        outputs = await executor.verify(tuple(chosen))
+        asked = tuple(chosen)
+        outputs = await executor.verify(asked)
         assert [len(output.tokens) for output in outputs] == [2, 1, 1][: len(chosen)]
+        await executor.rewind(asked, [1] * len(asked))
     assert executor.has_draft_model
     assert cuda.sizes == allocations, "running allocates nothing"
     assert len(cuda.pinned) == pinned

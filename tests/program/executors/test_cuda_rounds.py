@@ -29,6 +29,7 @@ from tests.helpers.draft_rounds import (
     NUM_TOKENS,
     SAMPLED,
     SMALL_VOCAB,
+    check_going_back,
     check_rounds_against_steps,
     draft_for,
     image,
@@ -65,8 +66,10 @@ async def test_every_launch_of_a_round_meets_its_contract(
     ]
     rows = [dataclasses.replace(row, num_proposed=3) for row in rows]
     for chosen in (rows, rows[:1], [dataclasses.replace(row, num_proposed=0) for row in rows]):
-        outputs = await executor.verify(tuple(chosen))
+        asked = tuple(chosen)
+        outputs = await executor.verify(asked)
         assert [len(output.tokens) for output in outputs] == [2, 1, 1][: len(chosen)]
+        await executor.rewind(asked, [1] * len(asked))
     assert cuda.sizes == allocations, "running allocates nothing"
     assert len(cuda.pinned) == pinned
 
@@ -131,6 +134,26 @@ def test_what_is_said_of_rows_lies_in_one_place_for_all_widths() -> None:
             rows = (window.counts, window.limits, window.proposed, unit.read_slots)
             found.add(tuple(part.address for part in (*rows, unit.write_slots, unit.page_tables)))
         assert len(found) == 1
+
+
+async def test_a_round_is_folded_anew_behind_fewer_inputs() -> None:
+    cuda = FakeCuda()
+    options = dataclasses.replace(OPTIONS, spec="ngram", draft_tokens=4)
+    executor = build(cuda, small_config(), options).executor
+    play(cuda, executor, accepted=[2, 0])
+    rows = tuple(
+        driver.draft_row(driver.sequence(index), 7, [3] * size) for index, size in ((0, 3), (1, 1))
+    )
+    await executor.verify(rows)
+    cuda.queued.clear()
+    await executor.rewind(rows, [2, 1])
+    (fold,) = cuda.launches()
+    assert (fold.family, fold.is_programmatic) == ("gdn_fold", False)
+    match = executor.workspace.rounds.match.outputs(2, 4)  # type: ignore[union-attr]
+    assert cuda.read(match.row_ends).tolist() == [2, 5]
+    assert cuda.read(match.kept_columns).tolist() == [1, 4]
+    with pytest.raises(InvariantError, match="not those of the newest round"):
+        await executor.rewind(rows[:1], [1])
 
 
 async def test_a_device_that_accepts_too_much_is_found_out() -> None:
@@ -302,6 +325,16 @@ async def test_rounds_with_mtp_leave_the_bits_of_steps(mtp_device: CudaExecutor)
         await driver.verify(mtp_device, [serial], [token], [[]])
     assert serial.frontier == target.frontier
     assert image(mtp_device, target) == image(mtp_device, serial)
+
+
+@pytest.mark.gpu
+async def test_rounds_go_back_to_the_bits_of_fewer_steps(loaded: tuple[str, CudaExecutor]) -> None:
+    await check_going_back(loaded[1])
+
+
+@pytest.mark.gpu
+async def test_rounds_with_mtp_go_back_to_the_bits_of_fewer_steps(mtp_device: CudaExecutor) -> None:
+    await check_going_back(mtp_device)
 
 
 @pytest.mark.gpu
