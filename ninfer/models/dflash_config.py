@@ -245,6 +245,8 @@ def _attention(body: Fields) -> AttentionConfig:
             "num_key_value_heads", f"{num_kv_heads} does not divide num_attention_heads {num_heads}"
         )
     head_dim = body.integer("head_dim", 2, 65_536, default=128)
+    if head_dim % 2:
+        raise body.error("head_dim", f"{head_dim} is odd, and heads are rotated in pairs")
     max_position = body.integer("max_position_embeddings", 1, default=32_768)
     rope = parse_rope(body, _ROPE, head_dim, max_position)
     return AttentionConfig(num_heads, num_kv_heads, head_dim, has_output_gate=False, rope=rope)
@@ -299,7 +301,9 @@ def _tap_layers(file: _File) -> tuple[int, ...]:
     if file.is_speculators:
         fields, key, first = file.top, "aux_hidden_state_layer_ids", 1
     ids = fields.integers(key, first, MAX_LAYERS)
-    if not ids or list(ids) != sorted(set(ids)):
+    if not ids:
+        raise fields.error(key, "an empty list: a draft model reads at least one layer")
+    if list(ids) != sorted(set(ids)):
         raise fields.error(key, f"{list(ids)} does not ascend")
     return tuple(layer - first for layer in ids)
 

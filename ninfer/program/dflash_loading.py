@@ -7,6 +7,7 @@ read behind the target's.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,9 @@ def open_dflash_draft(source: ModelSource, options: EngineOptions) -> DflashDraf
         return None
     if options.draft_model is None:
         raise OptionError(flag, "--spec dflash needs it: the directory of a DFlash draft model")
-    opened = open_dflash(Path(options.draft_model))
+    folder = Path(options.draft_model)
+    _check_folder(folder)
+    opened = open_dflash(folder)
     problem = target_mismatch(opened.config, source.config)
     if problem is not None:
         raise OptionError(flag, f"{options.draft_model} does not fit {source.name}: {problem}")
@@ -92,6 +95,21 @@ def open_dflash_draft(source: ModelSource, options: EngineOptions) -> DflashDraf
     if opened.token_ids is not None and opened.token_ids.min() >= count:
         raise OptionError(flag, f"{options.draft_model} guesses no token of {source.name}")
     return DflashDraft(opened, count)
+
+
+def _check_folder(folder: Path) -> None:
+    """Raises OptionError for what is no directory, or one that cannot be looked into."""
+    flag = flag_of("draft_model")
+    try:
+        names = os.listdir(folder)
+    except NotADirectoryError as error:
+        raise OptionError(
+            flag, f"{folder} is a file; a draft model is a directory, as published"
+        ) from error
+    except OSError as error:
+        raise OptionError(flag, f"{folder}: {error.strerror or error}") from error
+    if not names:
+        raise OptionError(flag, f"{folder} is empty")
 
 
 def with_draft_tokens(options: EngineOptions, draft: DflashDraft) -> EngineOptions:

@@ -166,6 +166,7 @@ def test_windows() -> None:
         ("hidden_act", "gelu"),
         ("attention_bias", True),
         ("num_key_value_heads", 3),
+        ("head_dim", 15),
         ("layer_types", ["full_attention"]),
         ("num_target_layers", "4"),
         ("target_hidden_size", 64),

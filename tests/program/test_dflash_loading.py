@@ -66,9 +66,17 @@ def test_files_of_the_draft_are_named(tmp_path: Path) -> None:
     edit_json(tmp_path / "draft" / "config.json", num_hidden_layers=3)
     with pytest.raises(ModelFileError, match="layer_types"):
         load_program(source(), asked, lambda *_: None)
-    missing = replace(asked, draft_model=str(tmp_path / "nothing"))
-    with pytest.raises(ModelFileError, match="nothing"):
-        plan_model(source(), missing)
+    (tmp_path / "empty").mkdir()
+    for path, words in (
+        (tmp_path / "nothing", "nothing: No such file or directory"),
+        (
+            tmp_path / "draft" / "config.json",
+            r"config.json is a file; a draft model is a directory",
+        ),
+        (tmp_path / "empty", "empty is empty"),
+    ):
+        with pytest.raises(OptionError, match=f"--draft-model: .*{words}"):
+            plan_model(source(), replace(asked, draft_model=str(path)))
 
 
 @pytest.mark.parametrize(

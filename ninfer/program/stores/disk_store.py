@@ -38,6 +38,10 @@ _logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+class _ForeignFileError(CheckpointFileError):
+    """A whole file that other weights or formats have left."""
+
+
 @dataclass(frozen=True, slots=True)
 class DiskLayout:
     """What files must be like to be of use here.
@@ -151,25 +155,39 @@ class DiskStore:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _scan(self) -> Iterator[StoredFile]:
-        """Usable files, the least recently used first; one line in the log for each other one."""
+        """Usable files, the least recently used first. A line in the log for each damaged one, and
+        one for all that belong to somebody else."""
         entries = self._entries()
         self._used_bytes = sum(entry.num_bytes for entry in entries)
-        usable, until = [], self._clock() + SCAN_S
+        usable, until, num_foreign = [], self._clock() + SCAN_S, 0
         for index, entry in enumerate(reversed(entries)):
             if self._clock() >= until:
                 count = len(entries) - index
                 _logger.warning("cache: %d files in %s were not looked at", count, self._folder)
                 break
-            file = self._usable(entry)
+            try:
+                file = self._usable(entry)
+            except _ForeignFileError:
+                num_foreign += 1
+                continue
             if file is not None:
                 usable.append(file)
                 self._known.add(file.name)
+        if num_foreign:
+            _logger.warning(
+                "cache: files of another model or of other formats in %s, not used: %d",
+                self._folder,
+                num_foreign,
+            )
         yield from reversed(usable)
 
     def _usable(self, entry: _Entry) -> StoredFile | None:
+        """Raises _ForeignFileError."""
         try:
             header = checkpoint_file.read_header(self._folder / entry.name)
             self._check_header(header)
+        except _ForeignFileError:
+            raise
         except (OSError, CheckpointFileError) as error:
             _logger.warning("cache: %s is not used: %s", entry.name, error)
             return None
@@ -179,7 +197,7 @@ class DiskStore:
 
     def _check_header(self, header: CheckpointHeader) -> None:
         if header.binding != self._layout.binding:
-            raise CheckpointFileError("it belongs to another model or to other formats")
+            raise _ForeignFileError("it belongs to another model or to other formats")
         num_blocks = header.num_pages + self._layout.num_state_blocks
         if (
             header.frontier < 1

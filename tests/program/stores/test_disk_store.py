@@ -156,7 +156,8 @@ async def test_files_of_other_models_and_formats_are_not_used_but_counted(
     with opened(tmp_path, layout=layout) as store:
         assert store.found == ()
         assert store.used_bytes == FILE_BYTES
-    assert "belongs to another model" in caplog.text
+    assert "files of another model or of other formats" in caplog.text
+    assert caplog.text.rstrip().endswith("not used: 1")
     assert path.exists()
 
 
