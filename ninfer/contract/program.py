@@ -1,6 +1,7 @@
 """The Program as the Engine sees it: sequences, reservations, units, checkpoints and transfers.
 
-    open_sequence -> (reserve_units -> launch_* -> complete -> commit | abort)* -> close_sequence
+    open_sequence -> (reserve_units -> launch_* -> complete -> [rewind] -> commit | abort)*
+      -> close_sequence
     pause -> PausedSequence -> resume
     capture -> CheckpointId -> open_sequence(source) | transfers between tiers -> release
 
