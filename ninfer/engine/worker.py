@@ -6,7 +6,7 @@
            show       preview and session.commit of rows that surely went on, while the device works
            publish    events of the unit before
            complete   wait for the unit
-           settle     judge every row, preview of those that may end, Program.rewind where a row takes
+           settle     judge every row, preview of those that may end, Program.rewind where one takes
                       part of a round, Program.commit, accounting
 
 A failure of a request's own output session ends that request. Any other failure ends the worker:
