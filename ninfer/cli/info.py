@@ -12,9 +12,10 @@ from ninfer.cli.layout import count, table
 from ninfer.cli.loading import open_named_model
 from ninfer.cli.parser import Invocation
 from ninfer.contract.errors import OptionError
-from ninfer.contract.units import MemoryPlan
+from ninfer.contract.units import Capacity, MemoryPlan
 from ninfer.convert.description import ModelDescription, describe_model
 from ninfer.options import EngineOptions, InfoOptions
+from ninfer.program.dflash_loading import DflashDraft, open_dflash_draft
 from ninfer.program.loader import plan_model
 
 
@@ -24,19 +25,25 @@ def run(invocation: Invocation, console: Console) -> ExitCode:
     source = open_named_model(invocation.model_path)
     description = describe_model(source)
     plan: MemoryPlan | str
+    draft: DflashDraft | None = None
     try:
+        draft = open_dflash_draft(source, engine_options)
         plan = plan_model(source, engine_options)
     except OptionError as error:
         # A model that does not fit here can still be described.
         plan = str(error)
     if options.json:
-        console.write(json.dumps(_as_json(description, plan), ensure_ascii=False) + "\n")
+        found = _as_json(description, plan, draft)
+        console.write(json.dumps(found, ensure_ascii=False) + "\n")
     else:
-        console.write_lines(table(_description_rows(description) + _plan_rows(plan)))
+        rows = _description_rows(description) + _draft_rows(draft) + _plan_rows(plan)
+        console.write_lines(table(rows))
     return ExitCode.OK
 
 
-def _as_json(description: ModelDescription, plan: MemoryPlan | str) -> dict[str, Any]:
+def _as_json(
+    description: ModelDescription, plan: MemoryPlan | str, draft: DflashDraft | None
+) -> dict[str, Any]:
     fits = isinstance(plan, MemoryPlan)
     return {
         **asdict(description),
@@ -44,9 +51,35 @@ def _as_json(description: ModelDescription, plan: MemoryPlan | str) -> dict[str,
         "num_parameters": description.num_parameters,
         "has_mtp": description.has_mtp,
         "has_vision": description.has_vision,
+        "draft_model": None if draft is None else _draft_json(draft),
         "memory_plan": _plan_json(plan) if isinstance(plan, MemoryPlan) else None,
         "memory_plan_error": None if fits else plan,
     }
+
+
+def _draft_json(draft: DflashDraft) -> dict[str, Any]:
+    config = draft.opened.config
+    return {
+        "path": str(draft.opened.path),
+        "architecture": config.architecture,
+        "num_parameters": draft.num_parameters,
+        "num_layers": len(config.layers),
+        "block_size": config.block_size,
+        "target_layers": list(config.tap_layers),
+    }
+
+
+def _draft_rows(draft: DflashDraft | None) -> list[tuple[str, str]]:
+    if draft is None:
+        return []
+    facts = _draft_json(draft)
+    layers = ", ".join(map(str, facts["target_layers"]))
+    return [
+        ("draft model", f"{facts['path']}: {facts['architecture']}"),
+        ("  parameters", _millions(facts["num_parameters"])),
+        ("  layers", f"{facts['num_layers']}, reading the model's layers {layers}"),
+        ("  block", count(facts["block_size"], "token")),
+    ]
 
 
 def _plan_json(plan: MemoryPlan) -> dict[str, Any]:
@@ -89,7 +122,12 @@ def _plan_rows(plan: MemoryPlan | str) -> list[tuple[str, str]]:
         ("  workspace", _mib(plan.workspace_bytes)),
         ("  host cache", f"{_mib(plan.host_bytes)} beside the budget"),
         ("  lanes", f"{capacity.max_concurrency}, each up to {capacity.max_context} tokens"),
+        *([("  drafts", _drafts(capacity))] if capacity.max_draft_tokens else []),
     ]
+
+
+def _drafts(capacity: Capacity) -> str:
+    return f"up to {count(capacity.max_draft_tokens, 'token')} of a sequence at once"
 
 
 def _parameters(model: ModelDescription) -> str:

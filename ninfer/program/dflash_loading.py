@@ -10,6 +10,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from ninfer.contract.arrays import Float32Array
@@ -40,6 +41,10 @@ class DflashDraft:
     @property
     def weights_bytes(self) -> int:
         return sum(map(object_bytes, self.opened.objects))
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(prod(item.shape) for item in self.opened.objects)
 
     @property
     def setup(self) -> DflashSetup:
