@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
+from ninfer.contract.drafting import MAX_DRAFT_TOKENS
 from ninfer.contract.errors import OptionError
-from ninfer.contract.units import MAX_DRAFT_TOKENS
 from ninfer.option_values import (
     parse_bool,
     parse_bytes,

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import zip_longest
-from typing import Protocol
+from typing import Final, Protocol
+
+MAX_DRAFT_TOKENS: Final = 15
+"""Most drafted tokens of a row that can be asked for."""
 
 
 class DraftSource(Enum):

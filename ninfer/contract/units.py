@@ -20,8 +20,6 @@ from ninfer.contract.sampling import (
     SamplingParams,
 )
 
-MAX_DRAFT_TOKENS: Final = 15
-"""Most drafted tokens of a row that can be asked for."""
 PAGE_TOKENS: Final = 64
 """Tokens a KV page holds."""
 REPLAY_TOKENS: Final = 16

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ninfer.contract.drafting import DraftSource
+from ninfer.contract.drafting import MAX_DRAFT_TOKENS, DraftSource
 from ninfer.contract.errors import NInferError, NonFiniteLogits
 from ninfer.contract.generation import FinishReason, Timings
-from ninfer.contract.units import MAX_DRAFT_TOKENS
 from ninfer.engine.histograms import EngineHistograms
 from ninfer.engine.token_rate import TokenRate
 

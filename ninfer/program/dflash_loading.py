@@ -14,9 +14,10 @@ from math import prod
 from pathlib import Path
 
 from ninfer.contract.arrays import Float32Array
+from ninfer.contract.drafting import MAX_DRAFT_TOKENS
 from ninfer.contract.errors import OptionError
 from ninfer.contract.model import ModelConfig, ModelSource
-from ninfer.contract.units import MAX_DRAFT_TOKENS, Capacity
+from ninfer.contract.units import Capacity
 from ninfer.convert.dflash_checkpoint import OpenedDflash, open_dflash
 from ninfer.convert.resources import num_token_ids
 from ninfer.models.dflash_config import DflashConfig, target_mismatch

@@ -9,8 +9,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from ninfer.contract.drafting import MAX_DRAFT_TOKENS
 from ninfer.contract.sampling import SamplingParams
-from ninfer.contract.units import MAX_DRAFT_TOKENS, UnitRow
+from ninfer.contract.units import UnitRow
 from ninfer.program.executors.cpu import CpuExecutor
 from ninfer.program.executors.cuda import CudaExecutor
 from ninfer.program.executors.cuda_tensor import DeviceTensor

@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ninfer.contract.arrays import ByteArray, Float32Array, IntArray
+from ninfer.contract.drafting import MAX_DRAFT_TOKENS
 from ninfer.contract.errors import DeviceError, OpContractError
 from ninfer.contract.masks import TokenMask
 from ninfer.contract.prompt import PreparedPrompt
@@ -42,7 +43,6 @@ from ninfer.contract.sampling import (
     TokenLogprobs,
 )
 from ninfer.contract.units import (
-    MAX_DRAFT_TOKENS,
     PAGE_TOKENS,
     ROOT_SLOT,
     Capacity,

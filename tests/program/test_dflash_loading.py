@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from ninfer.contract.drafting import MAX_DRAFT_TOKENS
 from ninfer.contract.errors import ModelFileError, OptionError
 from ninfer.contract.model import ModelSource
-from ninfer.contract.units import MAX_DRAFT_TOKENS, MemoryPlan
+from ninfer.contract.units import MemoryPlan
 from ninfer.convert.source import open_model
 from ninfer.options import EngineOptions
 from ninfer.program.dflash_loading import open_dflash_draft

@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ninfer.contract.drafting import MAX_DRAFT_TOKENS
 from ninfer.contract.errors import InvariantError
 from ninfer.contract.program import Draft, SequenceHandle, SequenceSpec
 from ninfer.contract.sampling import GeneratedToken, SamplingParams
-from ninfer.contract.units import MAX_DRAFT_TOKENS, Capacity, RowOutput, UnitRow
+from ninfer.contract.units import Capacity, RowOutput, UnitRow
 from ninfer.program.program import ModelProgram
 from tests.helpers import program_driver
 from tests.helpers.fake_executor import FakeExecutor

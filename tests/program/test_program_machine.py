@@ -71,11 +71,6 @@ class Model:
         return not self.has_ended and bool(self.accepted) and is_room_left
 
     @property
-    def is_behind(self) -> bool:
-        """Accepted tokens are to be fed again."""
-        return self.frontier < self.spec.prompt.num_tokens + len(self.accepted) - 1
-
-    @property
     def num_slots(self) -> int:
         return (self.frontier > 0) + self.has_provisional
 
@@ -157,9 +152,7 @@ class ProgramMachine(RuleBasedStateMachine):
         drafts = [self.draft(data, model) for model in rows] if data.draw(st.booleans()) else []
         goes_on = not any(drafts) and data.draw(st.booleans()) and ending not in ("abort", "cancel")
         num_proposed = [
-            data.draw(st.integers(0, CAPACITY.max_draft_tokens))
-            if self.has_draft_model and not model.is_behind
-            else 0
+            data.draw(st.integers(0, CAPACITY.max_draft_tokens)) if self.has_draft_model else 0
             for model in rows
         ]
         if rows:
@@ -168,12 +161,12 @@ class ProgramMachine(RuleBasedStateMachine):
             )
 
     def draft(self, data: st.DataObject, model: Model) -> list[int]:
-        """Right as far as a number says, as long as there are pages; none for a row behind. Or what
-        the draft model proposed."""
+        """Right as far as a number says, as long as there are pages. Or what the draft model
+        proposed."""
         if self.has_draft_model and data.draw(st.booleans()) and model.proposal:
             return list(model.proposal) if self.reserve(model, 1 + len(model.proposal)) else []
         limit = min(CAPACITY.max_draft_tokens, CAPACITY.max_context - model.frontier - 1)
-        size = 0 if model.is_behind else data.draw(st.integers(0, limit))
+        size = data.draw(st.integers(0, limit))
         num_right = data.draw(st.integers(0, size))
         num_known = len(model.accepted)
         text = expected_of(model.spec, num_known + size, vocab_size=VOCAB_SIZE)
@@ -239,18 +232,17 @@ class ProgramMachine(RuleBasedStateMachine):
         accepted = [len(produced) for produced in tokens]
         is_refused = ending == "refuse" and accepted[0] == 1
         if ending == "refuse" and accepted[0] > 0:
-            # Of several tokens the first are taken: the row is then behind its ledger.
+            # Of several tokens the first are taken.
             accepted[0] -= 1
-        is_cut = ending == "refuse" and accepted[0] > 0
+        await self.program.rewind(batch, accepted)
         self.program.commit(batch, accepted)
         rows[0].has_ended = is_refused or ending == "non_finite"
         for index, (model, output) in enumerate(zip(rows, outputs, strict=True)):
             if model.has_ended:
                 continue
-            if not (is_cut and index == 0):
-                has_draft = model.num_prompt_left == 0 and bool(output.tokens)
-                model.frontier += len(output.tokens) if has_draft else batch.num_inputs[index]
-                model.has_provisional = False
+            has_draft = model.num_prompt_left == 0 and bool(output.tokens)
+            model.frontier += accepted[index] if has_draft else batch.num_inputs[index]
+            model.has_provisional = False
             model.accepted += tokens[index][: accepted[index]]
             is_whole = accepted[index] == len(tokens[index])
             is_room_left = model.frontier + 1 + len(output.proposal) <= CAPACITY.max_context

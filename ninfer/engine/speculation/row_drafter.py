@@ -6,9 +6,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from ninfer.contract.drafting import DraftSource
+from ninfer.contract.drafting import MAX_DRAFT_TOKENS, DraftSource
 from ninfer.contract.generation import GenerationRequest
-from ninfer.contract.units import MAX_DRAFT_TOKENS
 from ninfer.engine.speculation.drafter import NO_GUESS, Guess, Hope
 from ninfer.engine.speculation.ngram import NgramDrafter
 from ninfer.engine.speculation.rates import WEIGHT, Rates

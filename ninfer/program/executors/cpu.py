@@ -20,11 +20,11 @@ from threadpoolctl import threadpool_limits
 
 from ninfer.contract.arrays import ByteArray, Float32Array, FloatArray
 from ninfer.contract.cache import CHUNK_GRANULE
+from ninfer.contract.drafting import MAX_DRAFT_TOKENS
 from ninfer.contract.errors import DeviceError, InvariantError
 from ninfer.contract.model import ModelConfig
 from ninfer.contract.sampling import GeneratedToken, PromptScores
 from ninfer.contract.units import (
-    MAX_DRAFT_TOKENS,
     PAGE_TOKENS,
     Capacity,
     Move,

@@ -9,9 +9,9 @@ from itertools import repeat
 
 import pytest
 
+from ninfer.contract.drafting import MAX_DRAFT_TOKENS
 from ninfer.contract.generation import Finish, FinishReason, GenerationRequest
 from ninfer.contract.sampling import SamplingParams
-from ninfer.contract.units import MAX_DRAFT_TOKENS
 from ninfer.engine.speculation.drafter import Guess, Hope, MakeDrafter
 from tests.helpers.engine_rig import (
     VOCAB_SIZE,

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from ninfer.contract.drafting import MAX_DRAFT_TOKENS
 from ninfer.contract.errors import InvariantError
 from ninfer.contract.sampling import SamplingParams
-from ninfer.contract.units import MAX_DRAFT_TOKENS, Capacity
+from ninfer.contract.units import Capacity
 from ninfer.convert.source import open_model
 from ninfer.program.executors.cpu import CpuExecutor
 from ninfer.program.executors.cpu_mtp import MtpModel

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
+from ninfer.contract.drafting import MAX_DRAFT_TOKENS
 from ninfer.contract.sampling import SamplingParams
-from ninfer.contract.units import MAX_DRAFT_TOKENS, PAGE_TOKENS
+from ninfer.contract.units import PAGE_TOKENS
 from ninfer.convert.source import open_model
 from ninfer.program.executors.cpu import CpuExecutor
 from tests.e2e.test_goldens import CASES, GOLDENS, load_prompts
